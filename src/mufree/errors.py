@@ -1,0 +1,85 @@
+"""What mufree raises, and how several problems become one refusal.
+
+Every refusal is an exception and a value: its ``reasons`` say where the problem is, what was given, what is
+allowed and what to do. All problems of one input are gathered and raised once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One problem of an input.
+
+    Args:
+        code: A short stable word for the kind of problem, e.g. ``"out_of_range"``.
+        field: Where it is: a setting's name, a parameter's path or a file.
+        message: What was given, what is allowed and what to do, in one sentence.
+    """
+
+    code: str
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class Refused(ValueError):
+    """An input that mufree does not accept, with every reason.
+
+    Args:
+        reasons: At least one :class:`Reason`.
+    """
+
+    def __init__(self, reasons: Iterable[Reason]) -> None:
+        self.reasons: tuple[Reason, ...] = tuple(reasons)
+        super().__init__("\n".join(str(reason) for reason in self.reasons))
+
+    def __reduce__(self) -> tuple[type[Refused], tuple[tuple[Reason, ...]]]:
+        return type(self), (self.reasons,)
+
+
+class ShapeMismatch(Refused):
+    """Two parameter trees that should have the same paths or finite sizes and do not."""
+
+
+class CheckpointError(Refused):
+    """A saved state that cannot be used: damaged, of another run, or of another format."""
+
+
+@dataclass(slots=True)
+class Reasons:
+    """Collects the problems of one input, then refuses them together.
+
+    Example:
+        >>> reasons = Reasons()
+        >>> reasons.add("out_of_range", "lr", "-1 is negative; give a finite number ≥ 0")
+        >>> reasons.refuse_if_any()
+        Traceback (most recent call last):
+        mufree.errors.Refused: lr: -1 is negative; give a finite number ≥ 0
+    """
+
+    found: list[Reason] = field(default_factory=list)
+
+    def add(self, code: str, where: str, message: str) -> None:
+        """Keep one problem."""
+        self.found.append(Reason(code, where, message))
+
+    def extend(self, refused: Refused) -> None:
+        """Keep every problem of another refusal."""
+        self.found.extend(refused.reasons)
+
+    def refuse_if_any(self, exception: type[Refused] = Refused) -> None:
+        """Raise ``exception`` with all that was kept, if anything was."""
+        if self.found:
+            raise exception(self.found)
+
+
+def refuse(code: str, where: str, message: str, exception: type[Refused] = Refused) -> NoReturn:
+    """Raise ``exception`` for a single problem."""
+    raise exception([Reason(code, where, message)])
