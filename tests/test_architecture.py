@@ -18,7 +18,8 @@ LAYERS = (
     ("build",),
     ("lm", "training"),
     ("studies",),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = (
