@@ -2,3 +2,11 @@ from .errors import CheckpointError as CheckpointError
 from .errors import Reason as Reason
 from .errors import Refused as Refused
 from .errors import ShapeMismatch as ShapeMismatch
+from .mup import BaseShapes as BaseShapes
+from .mup import ParamGroup as ParamGroup
+from .mup import Scale as Scale
+from .mup import Scales as Scales
+from .mup import make_base_shapes as make_base_shapes
+from .mup import mup_scales as mup_scales
+from .mup import param_groups as param_groups
+from .mup import parametrize as parametrize
