@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ..errors import Reasons
+from .forward import READOUT
 from .kinds import Placement
 from .walk import Leaf, modules
 
@@ -23,6 +24,7 @@ _NOT_HEADS = (
     "*gate*", "*router*", "k_proj", "v_proj", "key_proj", "value_proj", "wk", "wv", "q_a_proj", "kv_a_proj*",
     "lora_*", "*x_proj*",
 )  # fmt: skip
+_HEADS = ("lm_head", "head", "embed_out", "output", "readout", "classifier", "score")
 _GAINS = ("weight", "bias", "scale", "gain")
 
 
@@ -69,7 +71,7 @@ def find_readout(
     placement = placements.get(tied.path)
     if placement is None or placement.kind != "input-like":
         return Readout("tied head", (tied.path,))
-    share = forward.get(tied.path, 1.0) / placement.m_out / forward.get("readout", 1.0)
+    share = forward.get(tied.path, 1.0) / placement.m_out / forward.get(READOUT, 1.0)
     if math.isclose(share, 1.0, rel_tol=1e-12):
         return Readout("tied head", (tied.path,), notes={tied.path: "tied; the configuration carries the 1/m"})
     gains = _final_gains(found, tied, readout_gain)
@@ -95,6 +97,9 @@ def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[
         and len(leaf.shape) > 1
         and not any(fnmatchcase(part, pattern) for part in leaf.path.lower().split(".") for pattern in _NOT_HEADS)
     ]
+    called = [leaf for leaf in candidates if set(leaf.path.split(".")[-2:]) & set(_HEADS)]
+    if called:
+        return called
     skeletons = [_skeleton(leaf.path) for leaf in candidates]
     return [leaf for leaf, skeleton in zip(candidates, skeletons, strict=True) if skeletons.count(skeleton) == 1]
 

@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..errors import Reasons
-from .forward import forward_multipliers
+from .forward import READOUT, forward_multipliers
 from .kinds import Placement, place
+from .layouts import experimental
 from .readout import Readout, find_readout
 from .rules import DECAYS, FAMILIES, Decay, Family, Kind, factors
 from .shapes import NOTHING, BaseShapes, Dim
@@ -153,7 +154,7 @@ def decide(
         carried = 1.0 / readout.share if path in readout.gains else 1.0
         multiplier = forward.get(path, 1.0)
         if path in readout.heads and readout.way == "untied head":
-            multiplier *= forward.get("readout", 1.0)
+            multiplier *= forward.get(READOUT, 1.0)
         row = factors(
             placement.kind,
             m_in=placement.m_in,
@@ -172,7 +173,7 @@ def decide(
             row.lr,
             row.eps,
             row.weight_decay,
-            readout.notes.get(path, ""),
+            readout.notes.get(path) or experimental(path),
         )
     return Decided(Scales(scales, family, readout, dims), placements, found)
 
@@ -231,6 +232,12 @@ def _place_all(
     placements = {}
     for leaf in found:
         mine = Reasons()
+        if "int" in str(getattr(leaf.value, "dtype", "")):
+            if not leaf.frozen:
+                problems.add(
+                    "packed", leaf.path, f"holds {leaf.value.dtype}, packed weights that no gradient can train"
+                )
+            continue
         placement = place(
             leaf.path,
             dims[leaf.path],
@@ -264,10 +271,8 @@ def _forward(
             "the base model's are; make them from models, or give multipliers={path: target's over base's}",
         )
     result: dict[str, float] = {}
-    if "readout" in own:
-        result["readout"] = own["readout"] / base_shapes.forward.get("readout", own["readout"])
-    if "embedding" in own:
-        ratio = own["embedding"] / base_shapes.forward.get("embedding", own["embedding"])
-        tokens = [leaf.path for leaf in found if fnmatchcase(leaf.path, "*embed_tokens.weight")]
-        result.update(dict.fromkeys(tokens, ratio))
+    for place, value in own.items():
+        ratio = value / base_shapes.forward.get(place, value)
+        paths = [place] if place == READOUT else [leaf.path for leaf in found if fnmatchcase(leaf.path, place)]
+        result.update(dict.fromkeys(paths, ratio))
     return {**result, **given}
