@@ -172,16 +172,18 @@ def special(family: str, width: int) -> dict[str, Any]:
         "ffn_hidden_size": 2 * width,
         "expert_ffn_hidden_size": width,
         "zero_expert_num": 1,
-        "mla_scale_q_lora": False,
-        "mla_scale_kv_lora": False,
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
     }
     llama4 = {
+        "num_hidden_layers": 4,
         "attention_chunk_size": 32,
         "interleave_moe_layer_step": 1,
         "intermediate_size_mlp": 2 * width,
-        "no_rope_layers": [1, 1],
+        "no_rope_layers": [1, 1, 1, 0],
     }
     block = {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 6.0}}
+    scaled = {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64}
     yarn = {"rope_scaling": {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 64}}
     table: dict[str, dict[str, Any]] = {
         "afm7": {"hidden_dim": width, "num_kv_reuse_layers": 1, "num_layers": 3, "hidden_dim_scale_factor": 2.0},
@@ -190,6 +192,18 @@ def special(family: str, width: int) -> dict[str, Any]:
         "baichuan_m1": {"sliding_window_layers": [0], "conv_window": 2},
         "bailing_hybrid": linear,
         "bailing_moe_linear": linear,
+        "cohere2": {"sliding_window_pattern": 2},
+        "gemma3": {"text_config": {"sliding_window_pattern": 2}},
+        "gemma3_text": {"sliding_window_pattern": 2},
+        "mistral4": {
+            "rope_parameters": {
+                "rope_theta": 1e4,
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 64,
+                "factor": 1.0,
+                "rope_type": "yarn",
+            }
+        },
         "dbrx": {
             "d_model": width,
             "ffn_config": {"ffn_hidden_size": width, "moe_num_experts": 4, "moe_top_k": 2},
@@ -261,13 +275,7 @@ def special(family: str, width: int) -> dict[str, Any]:
                 "dense_intermediate_size": 2 * width,
             }
         },
-        "ministral3": {
-            "rope_parameters": {
-                "rope_theta": 1e4,
-                "llama_4_scaling_beta": 0.1,
-                "original_max_position_embeddings": 64,
-            }
-        },
+        "ministral3": {"rope_parameters": scaled},
         "muse_spark": {
             "text_config": {
                 **rope,
@@ -301,6 +309,8 @@ def special(family: str, width: int) -> dict[str, Any]:
         "phixtral": {"num_vocab": VOCABULARY, "model_dim": width},
         "plamo": {"n_shared_head": 2},
         "plamo2": {"hidden_size_per_head": HEAD, "mamba_num_heads": heads, "mamba_d_state": 8},
+        "qwen": {"kv_channels": HEAD, "intermediate_size": 4 * width},
+        **{key: {"full_attention_interval": 2} for key in ("qwen3_5", "qwen3_5_moe", "qwen3_next")},
         "recurrent_gemma": {
             "conv1d_width": 4,
             "logits_soft_cap": 30.0,
