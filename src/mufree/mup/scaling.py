@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -26,8 +26,8 @@ class Choices:
     family: Family = "adam"
     weight_decay: Decay = "independent"
     scale_eps: bool = True
-    overrides: Mapping[str, str] = NOTHING
-    multipliers: Mapping[str, float] = NOTHING
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    multipliers: Mapping[str, float] = field(default_factory=dict)
     readout_gain: str | None = None
     base_head_dim: int | None = None
 
