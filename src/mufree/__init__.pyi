@@ -1,4 +1,9 @@
+from .build import build_lr_schedule as build_lr_schedule
+from .build import build_optimizer as build_optimizer
 from .errors import CheckpointError as CheckpointError
 from .errors import Reason as Reason
 from .errors import Refused as Refused
 from .errors import ShapeMismatch as ShapeMismatch
+from .plan import OptimizerPlan as OptimizerPlan
+from .plan import plan_optimizer as plan_optimizer
+from .plan import resolve_optimizer_name as resolve_optimizer_name
