@@ -7,3 +7,5 @@ from .errors import ShapeMismatch as ShapeMismatch
 from .plan import OptimizerPlan as OptimizerPlan
 from .plan import plan_optimizer as plan_optimizer
 from .plan import resolve_optimizer_name as resolve_optimizer_name
+from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
+from .schedule_free import averaged as averaged

@@ -1,0 +1,3 @@
+from .adamw import AdamWScheduleFree as AdamWScheduleFree
+from .base import ScheduleFree as ScheduleFree
+from .modes import averaged as averaged
