@@ -9,3 +9,11 @@ from .plan import plan_optimizer as plan_optimizer
 from .plan import resolve_optimizer_name as resolve_optimizer_name
 from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
 from .schedule_free import averaged as averaged
+from .mup import BaseShapes as BaseShapes
+from .mup import ParamGroup as ParamGroup
+from .mup import Scale as Scale
+from .mup import Scales as Scales
+from .mup import make_base_shapes as make_base_shapes
+from .mup import mup_scales as mup_scales
+from .mup import param_groups as param_groups
+from .mup import parametrize as parametrize
