@@ -8,6 +8,8 @@ from .plan import OptimizerPlan as OptimizerPlan
 from .plan import plan_optimizer as plan_optimizer
 from .plan import resolve_optimizer_name as resolve_optimizer_name
 from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
+from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
+from .schedule_free import SGDScheduleFree as SGDScheduleFree
 from .schedule_free import averaged as averaged
 from .mup import BaseShapes as BaseShapes
 from .mup import ParamGroup as ParamGroup

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import mlx.core as mx
 
 from .averaging import Averaging, warmed_up
-from .base import ScheduleFree
+from .base import RateLike, ScheduleFree
 from .checks import Settings, beta_pair
 from .form import Holds
 from .rule import Coefficients, Multipliers, Rule
@@ -44,6 +44,10 @@ class Adam(Rule):
         """``1 − β2^k``. Written so, float32 would be wrong by 1e-3 at β2 = 0.99999."""
         return -mx.expm1(k * math.log(max(self.beta2, 1e-300)))
 
+    def second_moment(self, v: mx.array, gradient: mx.array) -> mx.array:
+        """``β2·v + (1−β2)·g²``."""
+        return self.beta2 * v + (1 - self.beta2) * (gradient * gradient)
+
     def coefficients(self, k1: mx.array, rate: mx.array, multipliers: Multipliers) -> Coefficients:
         root = mx.sqrt(self.bias_correction(k1))
         decay = multipliers.lr * multipliers.weight_decay * self.weight_decay
@@ -56,7 +60,7 @@ class Adam(Rule):
     ) -> tuple[tuple[mx.array, ...], mx.array]:
         (v,) = moments
         step, eps, *decay = coefficients
-        v = self.beta2 * v + (1 - self.beta2) * (gradient * gradient)
+        v = self.second_moment(v, gradient)
         decayed = z - decay[0] * y if decay else z
         return (v,), decayed - (step * gradient) / (mx.sqrt(v) + eps)
 
@@ -114,7 +118,7 @@ class AdamWScheduleFree(ScheduleFree):
 
     def __init__(
         self,
-        learning_rate: float | mx.array | Callable[[mx.array], mx.array | float] = 0.0025,
+        learning_rate: RateLike = 0.0025,
         betas: Sequence[float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,

@@ -20,18 +20,27 @@ import mlx.core as mx
 RESERVED = "schedule_free"
 """The key of optimizer state under which all of these scalars live."""
 
+HOLDS_X = "holds_x"
+"""Present among the scalars if the model holds ``x``: a state says by itself to which form it belongs, and a compiled
+step that captured it is traced anew after a conversion."""
+
 Scalars = dict[str, mx.array]
 
 
-def initial_scalars(dtype: mx.Dtype = mx.float32) -> Scalars:
+def initial_scalars(*, holds_x: bool = False, dtype: mx.Dtype = mx.float32) -> Scalars:
     """The scalars before the first update.
+
+    Args:
+        holds_x: Whether the model holds ``x``; then they are marked so.
+        dtype: float32 or float64.
 
     Returns:
         ``lr_max`` (the largest rate so far), ``weight_sum`` with ``weight_sum_remainder`` (what the sum lost to
         rounding), ``scheduled_lr`` (the rate of the last update) and ``c`` (its averaging weight), all zero.
     """
     names = ("lr_max", "weight_sum", "weight_sum_remainder", "scheduled_lr", "c")
-    return {name: mx.array(0.0, dtype) for name in names}
+    marker = {HOLDS_X: mx.array(True)} if holds_x else {}
+    return {name: mx.array(0.0, dtype) for name in names} | marker
 
 
 def warmed_up(k1: mx.array, learning_rate: mx.array, warmup_steps: int) -> mx.array:

@@ -8,16 +8,19 @@ has not compiled the step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers
 
 from ..errors import CheckpointError, Reasons
-from .averaging import RESERVED, Averaging, initial_scalars
+from .averaging import HOLDS_X, RESERVED, Averaging, initial_scalars
 from .checks import check_rate
+from .conversion import convert
 from .form import Form, Holds
 from .gradient_point import at_y
+from .held import parameter_tree
 from .kernels import Member, advance_scalars, join_late, update_members
 from .modes import Modes
 from .rule import Rule
@@ -60,7 +63,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         self._begun = False
         self._loaded = False
         self._rate: float | None = None
-        self.state[RESERVED] = initial_scalars()
+        self.state[RESERVED] = initial_scalars(holds_x=model_holds == "x")
         if callable(learning_rate):
             self._schedulers["learning_rate"] = learning_rate
             self.learning_rate = learning_rate(self.step)
@@ -114,7 +117,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
             return
         self._refuse_while_held("the state was set")
         reasons = Reasons()
-        check_scalars(reasons, state)
+        check_scalars(reasons, state, self._layout.form)
         if not reasons.found and self._begun:
             check_same_leaves(reasons, self._state, state)
         reasons.refuse_if_any(CheckpointError)
@@ -159,7 +162,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         if self._scalar_dtype == mx.float64:
             return
         scalars = self.state[RESERVED]
-        scalars.update({name: value.astype(mx.float64) for name, value in scalars.items()})
+        scalars.update({name: value.astype(mx.float64) for name, value in scalars.items() if value.dtype != mx.bool_})
         rate = self.state["learning_rate"]
         if self._rate is not None and not tracing(rate) and rate.item() == mx.array(self._rate).item():
             self.state["learning_rate"] = mx.array(self._rate, mx.float64)
@@ -193,6 +196,35 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         new: dict[str, mx.array] = {path: old for path, _, old in walk(gradients, parameters)}
         self._advance(gradients, parameters, new.update)
         return replace_leaves(gradients, new)
+
+    def convert(self, model: Any, holds: Holds) -> None:
+        """Change which sequence ``model`` holds, mid-run; the run goes on as if it had always held it.
+
+        The next loss must fit: from :meth:`at_y` for ``"x"``, as it is for ``"y"``. A compiled step that captured the
+        optimizer state is traced anew.
+
+        Args:
+            model: The model this optimizer trains, all of it.
+            holds: ``"y"`` or ``"x"``.
+
+        Raises:
+            Refused: If the model lacks parameters of this optimizer, β1 is 0, or :meth:`eval` is in force.
+        """
+        reasons = Reasons()
+        if holds not in ("y", "x"):
+            reasons.add("unknown", "holds", f"{holds!r}; give 'y' or 'x'")
+        elif holds == "y" and self._layout.form.beta1 == 0:
+            reasons.add("out_of_range", "betas[0]", "0; a model can hold y only with β1 in (0, 1]")
+        reasons.refuse_if_any()
+        self._refuse_while_held("a conversion was asked for")
+        if holds == self.model_holds:
+            return
+        convert(self._layout.form, holds, model, self._found(parameter_tree(model), complete=True))
+        self._layout = replace(self._layout, form=replace(self._layout.form, holds=holds))
+        if holds == "x":
+            self.state[RESERVED][HOLDS_X] = mx.array(True)
+        else:
+            del self.state[RESERVED][HOLDS_X]
 
     def at_y(self, loss: Callable[..., Any], model: Any = None) -> Callable[..., Any]:
         """``loss`` with gradients taken at ``y``, for a model that holds ``x``.

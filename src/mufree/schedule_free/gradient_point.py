@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import refuse
-from .form import Form
+from .form import Form, working_dtype
 from .tree import place, replace_leaves, walk
 
 
@@ -44,7 +44,7 @@ def _points(form: Form, state: dict[str, Any], parameters: Any) -> dict[str, mx.
     points = {}
     for path, x, leaf in walk(parameters, state):
         if isinstance(leaf, dict) and "z" in leaf:
-            held = leaf.get("x", x)
+            held = leaf.get("x", x).astype(working_dtype(x.dtype))
             y = form.gradient_point(held, leaf["z"].astype(held.dtype)).astype(x.dtype)
             points[path] = mx.stop_gradient(y) + (x - mx.stop_gradient(x))
     return points

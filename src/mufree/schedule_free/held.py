@@ -38,10 +38,10 @@ class Held:
     @classmethod
     def enter(cls, optimizer: Any, members: list[Any], model: Any) -> Held:
         """Put ``x`` into ``model`` and remember the way back; refuses before anything has changed."""
-        weights = dict(parameters(model))
+        weights = dict(walk(parameter_tree(model)))
         placed: dict[str, mx.array] = {}
         for member in members:
-            placed |= member._averages(model, complete=True)
+            placed |= member._averages(parameter_tree(model), complete=True)
         held = cls(
             optimizer=optimizer,
             members=members,
@@ -78,8 +78,8 @@ class Held:
         """A refusal if the model's weights are not those that were put there, though no update ran."""
         if self.updates() != 0:
             return None
-        now = dict(parameters(self.model))
-        paths = [path for path, x in self.placed.items() if path not in now or not _equal(now[path], x)]
+        now = dict(walk(parameter_tree(self.model)))
+        paths = [path for path, x in self.placed.items() if path not in now or not same(now[path], x)]
         message = (
             "was replaced while the model held the average x; load weights before eval or averaged, or after; "
             "train(model, discard=True) drops them and puts y back"
@@ -111,10 +111,9 @@ class Held:
         )
 
 
-def parameters(model: Any) -> Any:
-    """Path and array of every parameter of a module or tree, frozen ones and running statistics included."""
-    tree = model.parameters() if hasattr(model, "parameters") else model
-    return ((path, leaf) for path, leaf in walk(tree))
+def parameter_tree(model: Any) -> Any:
+    """Every parameter of a module or tree, frozen ones and running statistics included."""
+    return model.parameters() if hasattr(model, "parameters") else model
 
 
 def _parts(optimizer: Any) -> list[Any]:
@@ -123,7 +122,8 @@ def _parts(optimizer: Any) -> list[Any]:
     return [optimizer] if children is None else [part for child in children for part in _parts(child)]
 
 
-def _equal(array: mx.array, other: mx.array) -> bool:
+def same(array: mx.array, other: mx.array) -> bool:
+    """Whether two arrays are one or have equal values: a compiled function hands captured arrays back as new ones."""
     if array is other:
         return True
     try:

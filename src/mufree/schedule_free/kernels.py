@@ -140,6 +140,9 @@ def averages(form: Form, held: list[mx.array], z: list[mx.array], dtypes: list[m
 @lru_cache(maxsize=64)
 def _average_function(form: Form) -> Any:
     def average(held: list[mx.array], z: list[mx.array]) -> list[mx.array]:
-        return [form.average(weight, base.astype(weight.dtype)) for weight, base in zip(held, z, strict=True)]
+        return [
+            form.average(*(a.astype(working_dtype(weight.dtype)) for a in (weight, base)))
+            for weight, base in zip(held, z, strict=True)
+        ]
 
     return mx.compile(average)

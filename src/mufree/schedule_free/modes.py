@@ -17,7 +17,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import Reasons, refuse
-from .held import Held
+from .form import Leaf
+from .held import Held, same
 from .kernels import averages
 from .state import Layout, leaves
 from .tree import replace_leaves, walk
@@ -98,6 +99,18 @@ class Modes:
     def _averages(self, params: Any, *, complete: bool) -> dict[str, mx.array]:
         """Path → ``x`` of every leaf of ``params`` that has state; ``complete`` asks for all that have state."""
         form = self._layout.form
+        found = self._found(params, complete=complete)
+        if form.holds == "x":
+            return {path: p for path, (p, _) in found.items()}
+        placed = self._held.placed if self._held is not None else {}
+        done = {path: p for path, (p, _) in found.items() if path in placed and same(p, placed[path])}
+        rest = {path: pair for path, pair in found.items() if path not in done}
+        held = [leaf.get(form.holds, p) for p, leaf in rest.values()]
+        x = averages(form, held, [leaf["z"] for _, leaf in rest.values()], [p.dtype for p, _ in rest.values()])
+        return done | dict(zip(rest, x, strict=True))
+
+    def _found(self, params: Any, *, complete: bool) -> dict[str, tuple[mx.array, Leaf]]:
+        """Path → parameter and state of every leaf of ``params`` that has state."""
         found = {
             path: (p, leaf) for path, p, leaf in walk(params, self.state) if isinstance(leaf, dict) and "z" in leaf
         }
@@ -110,23 +123,7 @@ class Modes:
             if parameter.shape != leaf["z"].shape:
                 reasons.add("shape", path, f"shape {parameter.shape}; this optimizer trains {leaf['z'].shape}")
         reasons.refuse_if_any()
-        placed = self._held.placed if self._held is not None else {}
-        done = {path: p for path, (p, _) in found.items() if path in placed and _same(p, placed[path])}
-        rest = {path: pair for path, pair in found.items() if path not in done}
-        if form.holds == "x":
-            return {path: p for path, (p, _) in found.items()}
-        held = [leaf.get(form.holds, p) for p, leaf in rest.values()]
-        x = averages(form, held, [leaf["z"] for _, leaf in rest.values()], [p.dtype for p, _ in rest.values()])
-        return done | dict(zip(rest, x, strict=True))
-
-
-def _same(array: mx.array, other: mx.array) -> bool:
-    if array is other:
-        return True
-    try:
-        return array.shape == other.shape and bool(mx.array_equal(array, other, equal_nan=True).item())
-    except ValueError:
-        return True
+        return found
 
 
 @contextmanager

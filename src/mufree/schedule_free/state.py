@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import Reasons
-from .averaging import RESERVED, initial_scalars
+from .averaging import HOLDS_X, RESERVED, initial_scalars
 from .form import HALF, Form, Leaf, working_dtype
 from .rule import Rule
 from .tree import walk
@@ -102,8 +102,8 @@ def check_parameters(reasons: Reasons, parameters: Any, known_paths: Iterable[st
             reasons.add("unscaled", path, "has no scale; make the scales from this model")
 
 
-def check_scalars(reasons: Reasons, state: Any) -> None:
-    """Note what a loaded state lacks apart from parameters."""
+def check_scalars(reasons: Reasons, state: Any, form: Form) -> None:
+    """Note what a loaded state lacks apart from parameters, and if it is of the other form."""
     if not isinstance(state, Mapping):
         reasons.add("tree", "state", f"a {type(state).__name__}; give the dict that optimizer.state was")
         return
@@ -116,6 +116,10 @@ def check_scalars(reasons: Reasons, state: Any) -> None:
             reasons.add("missing", name, "not in the optimizer state; this is no state of a schedule-free optimizer")
         elif value.size != 1:
             reasons.add("shape", name, f"shape {value.shape} in the optimizer state; a scalar is needed")
+    holds = "x" if HOLDS_X in ours else "y"
+    if holds != form.holds and not reasons.found:
+        message = f"{form.holds!r}, but the state is of a model that holds {holds!r}; load it so, then convert"
+        reasons.add("form", "model_holds", message)
 
 
 def check_same_leaves(reasons: Reasons, current: Any, new: Any) -> None:

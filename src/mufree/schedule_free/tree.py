@@ -59,17 +59,15 @@ def replace_leaves(tree: Any, values: Mapping[str, mx.array]) -> Any:
     return _map(lambda path, leaf: values.get(path, leaf), tree, "")
 
 
-def place(tree: Any, values: Mapping[str, mx.array]) -> None:
+def place(tree: Any, values: Mapping[str, mx.array], path: str = "") -> None:
     """Put arrays into a module or a tree of dicts and lists, by path, in place. Tuples must not hold arrays."""
-    for path, value in values.items():
-        *parents, last = path.split(".")
-        node = tree
-        for key in parents:
-            node = _child(node, key)
-        if isinstance(node, list):
-            node[int(last)] = value
-        else:
-            node[last] = value
+    children: Any = list(enumerate(tree)) if isinstance(tree, list | tuple) else list(tree.items())
+    for key, child in children:
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(child, dict | list | tuple):
+            place(child, values, here)
+        elif here in values:
+            tree[key] = values[here]
 
 
 def tracing(array: Any) -> bool:
