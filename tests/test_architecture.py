@@ -80,7 +80,8 @@ def test_only_lm_imports_mlx_lm(path: Path) -> None:
 
 
 def existing(name: str) -> bool:
-    return PACKAGE.joinpath(*name.split(".")).with_suffix(".py").exists()
+    path = PACKAGE.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.joinpath("__init__.py").exists()
 
 
 @pytest.mark.parametrize("name", [n for n in PURE if existing(n)])

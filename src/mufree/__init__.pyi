@@ -1,7 +1,16 @@
+from .build import build_lr_schedule as build_lr_schedule
+from .build import build_optimizer as build_optimizer
 from .errors import CheckpointError as CheckpointError
 from .errors import Reason as Reason
 from .errors import Refused as Refused
 from .errors import ShapeMismatch as ShapeMismatch
+from .plan import OptimizerPlan as OptimizerPlan
+from .plan import plan_optimizer as plan_optimizer
+from .plan import resolve_optimizer_name as resolve_optimizer_name
+from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
+from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
+from .schedule_free import SGDScheduleFree as SGDScheduleFree
+from .schedule_free import averaged as averaged
 from .mup import BaseShapes as BaseShapes
 from .mup import MuReadout as MuReadout
 from .mup import MuSharedReadout as MuSharedReadout

@@ -1,0 +1,2 @@
+from .rates import build_lr_schedule as build_lr_schedule
+from .standard import build_optimizer as build_optimizer

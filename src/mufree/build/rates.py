@@ -1,0 +1,41 @@
+"""A plan's rate as MLX takes it: a float when it is constant, else a table indexed by the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mufree.plan import OptimizerPlan
+from mufree.schedules import rate_table
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+def build_lr_schedule(plan: OptimizerPlan) -> float | Callable[[mx.array], mx.array]:
+    """The rate of a plan.
+
+    Args:
+        plan: What :func:`~mufree.plan.plan_optimizer` decided.
+
+    Returns:
+        A Python float when every update has the same rate, without importing MLX. Otherwise ``f(step)``: a 0-d step
+        (the number of updates already made) to a 0-d float32 rate. It is a look-up in a table of the rates computed
+        in float64 and rounded once, so it is the same plain and compiled. Past the table it keeps the last rate, or
+        gives 0 where the plan refuses such updates.
+    """
+    if plan.has_constant_rate:
+        return plan.peak_lr
+    import mlx.core as mx
+
+    rates = rate_table(
+        plan.scheduler,
+        lr=plan.peak_lr,
+        warmup=plan.warmup_updates,
+        total=plan.total_updates,
+        options=plan.scheduler_kwargs,
+    )
+    if plan.total_updates is not None and plan.past_end == "refuse":
+        rates.append(0.0)
+    table, last = mx.array(rates, dtype=mx.float32), len(rates) - 1
+    return lambda step: table[mx.minimum(step, last)]

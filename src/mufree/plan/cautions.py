@@ -1,0 +1,79 @@
+"""What a plan says about itself: notes on what names mean, warnings on what looks like a mistake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .names import BUILT
+from .optimizer_plan import OptimizerPlan
+
+_FLAT = ("constant", "constant_with_warmup")
+BETA2_ERROR_AT_1E4 = 6e-6  # relative error of the weights after 200 updates at β2 = 0.9999, measured on CPU in float32
+
+
+def cautions(plan: OptimizerPlan, *, asked_for_warmup: bool) -> OptimizerPlan:
+    """The plan with its notes and warnings."""
+    built = BUILT[plan.requested_optimizer]
+    notes = [f"{plan.requested_optimizer}: {built.note}"] if built.note else []
+    warnings = (
+        [f"{plan.requested_optimizer} is built as {plan.optimizer_name}: {built.warning}"] if built.warning else []
+    )
+    warnings += _warmup_warnings(plan, asked_for_warmup=asked_for_warmup)
+    warnings += _end_warnings(plan)
+    warnings += _precision_warnings(plan)
+    return replace(plan, notes=tuple(notes), warnings=tuple(warnings))
+
+
+def _warmup_warnings(plan: OptimizerPlan, *, asked_for_warmup: bool) -> list[str]:
+    found: list[str] = []
+    warmup, total = plan.warmup_updates, plan.total_updates
+    if asked_for_warmup and warmup == 0:
+        found.append(f"the warmup rounds to no update at all out of {total}")
+    if plan.family.schedule_free:
+        if warmup and plan.scheduler == "constant_with_warmup":
+            found.append(
+                f"constant_with_warmup becomes the optimizer's own warmup of {warmup} updates, starting at lr/{warmup}"
+            )
+        if total is not None and warmup >= total > 1:
+            found.append(f"the rate never leaves warmup: {warmup} of {total} updates")
+        return found
+    if plan.scheduler == "constant" and warmup:
+        found.append(f"constant with a warmup of {warmup} updates is built; transformers would drop the warmup")
+    if warmup == 1 and plan.rate(0) == 0:
+        found.append("the warmup is one update, whose rate is 0: it trains nothing")
+    if total is not None and warmup >= total:
+        found.append(
+            f"the rate never leaves warmup: {warmup} of {total} updates, its highest is {plan.rate(total - 1):g}"
+        )
+    return found
+
+
+def _end_warnings(plan: OptimizerPlan) -> list[str]:
+    found: list[str] = []
+    if plan.leftover_micro_batches:
+        found.append(
+            f"{plan.leftover_micro_batches} of {plan.iters} micro-batches are left over: {plan.grad_accumulation_steps}"
+            f" make an update, and {plan.total_updates} updates are made"
+        )
+    options = plan.scheduler_kwargs
+    if plan.scheduler == "warmup_stable_decay" and plan.total_updates is not None:
+        stable = options.get("num_stable_steps")
+        used = plan.warmup_updates + options["num_decay_steps"] + (stable or 0)
+        if used > plan.total_updates:
+            found.append(
+                f"warmup, stable and decay are {used} updates of {plan.total_updates}: the rate jumps or is cut off"
+            )
+        elif stable is not None and used < plan.total_updates:
+            found.append(
+                f"warmup, stable and decay are {used} updates of {plan.total_updates}: the rest run at the minimum"
+            )
+    return found
+
+
+def _precision_warnings(plan: OptimizerPlan) -> list[str]:
+    if plan.peak_lr == 0:
+        return ["the rate is 0: nothing will be trained"]
+    if plan.betas is None or plan.betas[1] <= 0.999 or plan.form not in ("adamw", "adamw_anyprecision", "adam"):
+        return []
+    error = BETA2_ERROR_AT_1E4 * 1e-4 / (1 - plan.betas[1])
+    return [f"β2 = {plan.betas[1]:g}: MLX's float32 bias correction is off by about {error:.0e} of the weights"]
