@@ -120,7 +120,9 @@ def test_a_path_owned_twice_is_refused() -> None:
     """By path, at construction; so is one rule in two groups, which would share a rate."""
     rule = optim.SGD(0.1)
     with pytest.raises(Refused) as caught:
-        Grouped([Member(optimizer=rule, paths=frozenset({"a", "b"})), Member(optimizer=rule, paths=frozenset({"b"}))], 1)
+        Grouped(
+            [Member(optimizer=rule, paths=frozenset({"a", "b"})), Member(optimizer=rule, paths=frozenset({"b"}))], 1
+        )
     assert [(r.field, r.code) for r in caught.value.reasons] == [("members[1]", "given_twice"), ("b", "owned_twice")]
 
 
