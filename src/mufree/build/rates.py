@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mufree.plan import OptimizerPlan
+from mufree.plan import OptimizerPlan, mlx_lm
 from mufree.schedules import rate_table
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def build_lr_schedule(plan: OptimizerPlan) -> float | Callable[[mx.array], mx.ar
         return plan.peak_lr
     import mlx.core as mx
 
+    if plan.scheduler == mlx_lm.NAME:
+        return _mlx_lm_schedule(plan)
     rates = rate_table(
         plan.scheduler,
         lr=plan.peak_lr,
@@ -39,3 +41,24 @@ def build_lr_schedule(plan: OptimizerPlan) -> float | Callable[[mx.array], mx.ar
         rates.append(0.0)
     table, last = mx.array(rates, dtype=mx.float32), len(rates) - 1
     return lambda step: table[mx.minimum(step, last)]
+
+
+def _mlx_lm_schedule(plan: OptimizerPlan) -> Callable[[mx.array], mx.array]:
+    """The very composition that mlx-lm makes, late join included; it stays at its last planned value, and above 0."""
+    import mlx.core as mx
+    from mlx.optimizers import schedulers
+
+    options = plan.scheduler_kwargs
+    schedule = getattr(schedulers, options["name"])(*options["arguments"])
+    if options["warmup"]:
+        rising = schedulers.linear_schedule(options["warmup_init"], options["arguments"][0], options["warmup"])
+        schedule = schedulers.join_schedules([rising, schedule], [options["warmup"] + 1])
+    if plan.total_updates is None:
+        return lambda step: mx.maximum(schedule(step), 0.0)
+    last, refusing = plan.total_updates - 1, plan.past_end == "refuse"
+
+    def bounded(step: mx.array) -> mx.array:
+        rate = mx.maximum(schedule(mx.minimum(step, last)), 0.0)
+        return mx.where(step > last, 0.0, rate) if refusing else rate
+
+    return bounded

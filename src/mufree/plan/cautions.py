@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import mlx_lm
 from .names import BUILT
 from .optimizer_plan import OptimizerPlan
 
@@ -36,6 +37,13 @@ def _warmup_warnings(plan: OptimizerPlan, *, asked_for_warmup: bool) -> list[str
             )
         if total is not None and warmup >= total > 1:
             found.append(f"the rate never leaves warmup: {warmup} of {total} updates")
+        return found
+    if plan.scheduler == mlx_lm.NAME:
+        if warmup:
+            found.append(
+                f"as in mlx-lm, the schedule joins its warmup one update late, at {warmup + 1}: updates {warmup} and "
+                f"{warmup + 1} (counted from 0) both have the peak"
+            )
         return found
     if plan.scheduler == "constant" and warmup:
         found.append(f"constant with a warmup of {warmup} updates is built; transformers would drop the warmup")

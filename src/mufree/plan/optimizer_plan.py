@@ -10,6 +10,7 @@ from typing import Any, Literal
 from mufree.errors import refuse
 from mufree.schedules import rate_function
 
+from . import mlx_lm
 from .families import Family
 from .names import BUILT, family_of
 
@@ -109,6 +110,8 @@ class OptimizerPlan:
                     "past_end", "update", f"{update} is past the declared {self.total_updates} updates; plan for more"
                 )
             last = self.total_updates - 1
+        if self.scheduler == mlx_lm.NAME:
+            return mlx_lm.rate_function(self.scheduler_kwargs)(last)
         return rate_function(
             self.scheduler,
             lr=self.peak_lr,

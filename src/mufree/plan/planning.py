@@ -9,12 +9,12 @@ from mufree.errors import Reasons
 
 from . import ranges
 from .cautions import cautions
-from .families import FAMILIES, Family
+from .families import Family
 from .names import Built, check_name, family_of, normalised
 from .optimizer_plan import DecayMask, OptimizerPlan, PastEnd
 from .options import check_betas, check_common, check_options, own_options
 from .ranges import NON_NEGATIVE, POSITIVE
-from .schedule_options import check_schedule_name, check_schedule_options
+from .schedule_options import Schedule, check_schedule
 from .updates import count_updates, count_warmup
 
 
@@ -45,7 +45,7 @@ def plan_optimizer(
     Args:
         optimizer: transformers' or MLX's name of an optimizer, e.g. ``"adamw_torch"``.
         lr: The peak rate, a finite number ≥ 0.
-        scheduler: transformers' name of a schedule.
+        scheduler: transformers' name of a schedule, or mlx-lm's ``lr_schedule`` mapping.
         warmup_ratio: Warmup as a share of the updates, in [0, 1].
         warmup_steps: Warmup in updates; beside a ratio it is refused.
         warmup_rounding: ``"ceil"`` (transformers') or ``"floor"`` for a ratio that gives no whole number.
@@ -81,12 +81,7 @@ def plan_optimizer(
     clip = None if max_grad_norm is None else ranges.real(reasons, "max_grad_norm", max_grad_norm, POSITIVE)
     updates = count_updates(reasons, total_updates, iters, grad_accumulation_steps)
     warmup = count_warmup(reasons, warmup_ratio, warmup_steps, warmup_rounding, updates.total)
-    name = check_schedule_name(reasons, scheduler)
-    schedule = (
-        check_schedule_options(reasons, name, scheduler_kwargs, lr=rate, warmup=warmup, total=updates.total)
-        if name
-        else {}
-    )
+    schedule = check_schedule(reasons, scheduler, scheduler_kwargs, lr=rate, warmup=warmup, total=updates.total)
     end = ranges.choice(reasons, "past_end", past_end, ("hold", "refuse"))
     mask = _check_mask(reasons, decay_mask)
     coupled = ranges.flag(reasons, "coupled_weight_decay", coupled_weight_decay)
@@ -98,8 +93,11 @@ def plan_optimizer(
     key = normalised(optimizer)
     given = check_options(reasons, family, key, optim_args, weight_decay)
     _check_decay(reasons, family, key, decay, coupled=coupled)
-    _check_schedule_free(reasons, family, key, name, warmup)
+    if family.schedule_free:
+        _check_schedule_free(reasons, key, schedule, past_end)
     values = check_common(reasons, family, key, common, given)
+    if family.schedule_free and 0.0 in ((values["betas"] or (1.0,))[0], values["momentum"]):
+        reasons.add("out_of_range", "betas" if family.betas else "momentum", "0 leaves no average; give a β1 in (0, 1)")
     if cast(Built, built).betas is not None and betas is None:
         values["betas"] = cast(Built, built).betas
     reasons.refuse_if_any()
@@ -107,9 +105,9 @@ def plan_optimizer(
         requested_optimizer=key,
         optimizer_name=family.optimizer_name,
         peak_lr=cast(float, rate),
-        scheduler=cast(str, name),
-        scheduler_options=tuple(sorted(schedule.items())),
-        warmup_updates=warmup,
+        scheduler=schedule.name,
+        scheduler_options=tuple(sorted(schedule.options.items())),
+        warmup_updates=schedule.warmup,
         total_updates=updates.total,
         past_end=cast(PastEnd, end),
         weight_decay=cast(float, decay),
@@ -161,14 +159,14 @@ def _check_decay(reasons: Reasons, family: Family, name: str, decay: float | Non
         )
 
 
-def _check_schedule_free(reasons: Reasons, family: Family, name: str, scheduler: str | None, warmup: int) -> None:
-    if not family.schedule_free:
-        return
-    if scheduler not in (None, "constant", "constant_with_warmup"):
+def _check_schedule_free(reasons: Reasons, name: str, schedule: Schedule, past_end: str) -> None:
+    if schedule.name not in ("", "constant", "constant_with_warmup"):
         reasons.add(
             "conflict",
             "scheduler",
-            f"{scheduler!r} would multiply into {name}, which needs none; give 'constant' or 'constant_with_warmup'",
+            f"{schedule.name!r} would multiply into {name}, which has none; give 'constant' or 'constant_with_warmup'",
         )
-    if warmup and family is FAMILIES["schedule_free_radam"]:
-        reasons.add("not_read", "warmup_steps", f"{warmup} is not read by {name}, which has no warmup; give 0")
+    if schedule.warmup and name == "schedule_free_radam":
+        reasons.add("not_read", "warmup_steps", f"{schedule.warmup} is not read by {name}, which has no warmup; give 0")
+    if past_end == "refuse":
+        reasons.add("conflict", "past_end", f"'refuse', but {name} has no end to keep to; give 'hold'")

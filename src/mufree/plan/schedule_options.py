@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mufree.errors import Reasons
 from mufree.schedules import NEEDS_NO_TOTAL, SCHEDULES
 
-from . import ranges
+from . import mlx_lm, ranges
 from .ranges import NON_NEGATIVE, POSITIVE, SHARE, Interval
 
 METRIC_DRIVEN = ("reduce_lr_on_plateau", "greedy")
@@ -34,6 +35,37 @@ OPTIONS: Mapping[str, Mapping[str, Interval | tuple[str, ...] | type[int]]] = {
         "num_cycles": NON_NEGATIVE,
     },
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A checked schedule; its name is empty if it was refused."""
+
+    name: str
+    options: Mapping[str, Any]
+    warmup: int
+
+
+def check_schedule(
+    reasons: Reasons, scheduler: Any, options: Any, *, lr: float | None, warmup: int, total: int | None
+) -> Schedule:
+    """A schedule in transformers' or in mlx-lm's way, each problem kept."""
+    mapping = scheduler if isinstance(scheduler, Mapping) else options if scheduler == mlx_lm.NAME else None
+    if isinstance(mapping, Mapping):
+        if options is not None and mapping is scheduler:
+            reasons.add(
+                "conflict", "scheduler_kwargs", f"{options!r} beside mlx-lm's mapping; put all into the mapping"
+            )
+        found = mlx_lm.check_mapping(reasons, mapping, lr)
+        if warmup and warmup != found["warmup"]:
+            reasons.add(
+                "conflict", "warmup_steps", f"{warmup}, but mlx-lm's mapping says {found['warmup']}; give it there only"
+            )
+        return Schedule(mlx_lm.NAME, found, found["warmup"])
+    name = check_schedule_name(reasons, scheduler)
+    if name is None:
+        return Schedule("", {}, warmup)
+    return Schedule(name, check_schedule_options(reasons, name, options, lr=lr, warmup=warmup, total=total), warmup)
 
 
 def check_schedule_name(reasons: Reasons, name: Any) -> str | None:
