@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
 from mlx_lm.utils import _get_classes
 
 from ..errors import refuse
 from ..mup import BaseShapes, make_base_shapes
+from ..random_state import random_state_kept
 from .configs import at_width
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ def base_shapes(config: Mapping[str, Any], base_width: int) -> BaseShapes:
         Refused: If the config has no model at ``base_width`` (see :func:`at_width`).
     """
     base = at_width(config, base_width)
-    before = mx.random.state[0]
-    shapes = make_base_shapes(build(base), build(at_width(base, 2 * base_width)))
-    mx.random.state[0] = before
-    return shapes
+    with random_state_kept():
+        return make_base_shapes(build(base), build(at_width(base, 2 * base_width)))
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -24,8 +24,10 @@ mufree: {optimizer} at a constant learning rate, without a schedule.
 | weights | {sequence}, after {updates} updates ({tokens:,} tokens) |
 | validation loss | {loss} nats a token |
 | data | {data} |
-| μP | base width {base_width}, width multiplier {multiplier:g}; the multipliers act through initialisation, learning rates, eps and weight decay, so the config carries none |
-| learning rate | {lr:g} (per parameter group: `mufree.json`) |
+| μP | base width {base_width}, width multiplier {multiplier:g} |
+| learning rate | {lr:g} at the base width (settings: `mufree.json`) |
+
+μP acted through initialisation, learning rates, eps and weight decay alone, so the config carries no multiplier.
 
 ```python
 from mlx_lm import load, generate

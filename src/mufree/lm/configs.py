@@ -96,7 +96,7 @@ def _check_fields(reasons: Reasons, model_type: str, given: Mapping[str, Any], s
         if name not in known:
             reasons.add("unknown", where, f"{model_type} has no such field; it has: {', '.join(sorted(known))}")
         elif name in sizes and value != sizes[name]:
-            reasons.add("contradiction", where, f"{value!r} is not the {sizes[name]} that the options give; leave it out")
+            reasons.add("contradiction", where, f"{value!r} is not the {sizes[name]} of the options; leave it out")
         elif name == "model_type" and value != model_type:
             reasons.add("contradiction", where, f"{value!r} is not {model_type!r}; give the option model_type")
         elif name in WIDTHS and not (type(value) is int and value > 0):
@@ -105,7 +105,9 @@ def _check_fields(reasons: Reasons, model_type: str, given: Mapping[str, Any], s
     heads = heads if heads is not None else sizes["hidden_size"] // sizes["head_dim"]
     if not reasons.found and shared and heads % shared:
         reasons.add(
-            "indivisible", "model.num_key_value_heads", f"{shared} does not divide the {heads} query heads; give a divisor"
+            "indivisible",
+            "model.num_key_value_heads",
+            f"{shared} does not divide the {heads} query heads; give a divisor",
         )
 
 
@@ -159,4 +161,3 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
         grown[name] = int(size)
     reasons.refuse_if_any()
     return grown
-

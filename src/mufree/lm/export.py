@@ -5,8 +5,6 @@ Invariant: a folder appears whole or not at all; one that is replaced stays unti
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.utils import load, save_config, save_model
 
 from ..errors import refuse
+from ..files import whole_folder, write_json, write_text
+from ..random_state import random_state_kept
 
 if TYPE_CHECKING:
     import mlx.nn as nn
@@ -53,22 +53,13 @@ def export(
     folder = Path(folder)
     if folder.exists() and not (folder / NOTES).is_file():
         refuse("occupied", "export", f"{folder} exists and is not an export of mufree's; give another folder")
-    beside = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
-    save_model(beside, model)
-    tokenizer.save_pretrained(beside)
-    save_config({**config, "eos_token_id": tokenizer.eos_token_id, "dtype": _dtype(model)}, beside / "config.json")
-    (beside / NOTES).write_text(json.dumps(dict(notes or {}), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if card:
-        (beside / "README.md").write_text(card, encoding="utf-8")
-    if folder.exists():
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        beside.rename(folder)
-        shutil.rmtree(old)
-    else:
-        beside.rename(folder)
+    with whole_folder(folder) as beside:
+        save_model(beside, model)
+        tokenizer.save_pretrained(beside)
+        save_config({**config, "eos_token_id": tokenizer.eos_token_id, "dtype": _dtype(model)}, beside / "config.json")
+        write_json(beside / NOTES, dict(notes or {}))
+        if card:
+            write_text(beside / "README.md", card)
     return folder
 
 
@@ -91,12 +82,10 @@ def sample(folder: str | Path, prompt: str, *, tokens: int = 160, temperature: f
     from mlx_lm import generate
     from mlx_lm.sample_utils import make_sampler
 
-    before = mx.random.state[0]
-    mx.random.seed(seed)
-    model, tokenizer = load(str(folder))[:2]
-    text = generate(model, tokenizer, prompt, max_tokens=tokens, sampler=make_sampler(temp=temperature))
-    mx.random.state[0] = before
-    return prompt + text
+    with random_state_kept():
+        mx.random.seed(seed)
+        model, tokenizer = load(str(folder))[:2]
+        return prompt + generate(model, tokenizer, prompt, max_tokens=tokens, sampler=make_sampler(temp=temperature))
 
 
 def _dtype(model: nn.Module) -> str:

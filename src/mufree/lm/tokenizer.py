@@ -13,8 +13,15 @@ from ..errors import refuse
 END = "<|endoftext|>"
 """The token between documents of the byte-level tokenizer; its id is 256."""
 
-FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "vocab.json", "merges.txt")
-"""What a tokenizer folder may hold and an export takes along."""
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+"""One of these is in every tokenizer folder."""
 
 
 def byte_tokenizer() -> Any:

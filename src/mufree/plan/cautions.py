@@ -9,6 +9,7 @@ from .names import BUILT
 from .optimizer_plan import OptimizerPlan
 
 _FLAT = ("constant", "constant_with_warmup")
+MLX_CORRECTED = ("adamw", "adamw_anyprecision", "adam")  # the forms whose bias correction is MLX's own
 BETA2_ERROR_AT_1E4 = 6e-6  # relative error of the weights after 200 updates at β2 = 0.9999, measured on CPU in float32
 
 
@@ -81,7 +82,7 @@ def _end_warnings(plan: OptimizerPlan) -> list[str]:
 def _precision_warnings(plan: OptimizerPlan) -> list[str]:
     if plan.peak_lr == 0:
         return ["the rate is 0: nothing will be trained"]
-    if plan.betas is None or plan.betas[1] <= 0.999 or plan.form not in ("adamw", "adamw_anyprecision", "adam"):
+    if plan.betas is None or plan.betas[1] <= 0.999 or plan.form not in MLX_CORRECTED or plan.coupled_weight_decay:
         return []
     error = BETA2_ERROR_AT_1E4 * 1e-4 / (1 - plan.betas[1])
     return [f"β2 = {plan.betas[1]:g}: MLX's float32 bias correction is off by about {error:.0e} of the weights"]

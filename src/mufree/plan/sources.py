@@ -8,6 +8,7 @@ torch couples it, and Adam's betas and eps reach only the optimizers that transf
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ HF_DEFAULTS: Mapping[str, Any] = {
 ADAM_EPS_FORMS = ("adamw", "adamw_anyprecision", "adamw_hf", "schedule_free_adamw", "schedule_free_radam")
 BETAS_FORMS = (*ADAM_EPS_FORMS, "lion")
 RATIO_END = 1.0
+PLAIN_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 def from_training_arguments(data: Mapping[str, Any], *, total_updates: int | None = None) -> dict[str, Any]:
@@ -135,9 +137,21 @@ def read_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_loader())  # noqa: S506
+    except (OSError, ValueError, yaml.YAMLError) as error:
         refuse("unreadable", str(path), f"cannot be read ({error}); give a YAML or JSON file")
     if not isinstance(data, dict):
         refuse("not_a_mapping", str(path), f"holds {type(data).__name__}; give a mapping of setting to value")
     return data
+
+
+def _loader() -> Any:
+    """PyYAML's safe loader, for which ``1e-3`` is a number as in YAML 1.2 and not a string."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Safe, with plain exponents."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", PLAIN_EXPONENT, list("-+0123456789."))
+    return Loader

@@ -1,0 +1,105 @@
+"""``mufree plan``: decide an optimizer from flags, a YAML file or a transformers run, or say what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mufree.errors import Reasons
+from mufree.plan import plan_optimizer
+from mufree.plan.sources import from_training_arguments, read_file
+
+HELP = "decide an optimizer from plain settings, or say everything that is wrong with them"
+WORDS = frozenset({"optimizer", "warmup_rounding", "optim_args", "decay_mask", "past_end"})
+_ARGUMENT = re.compile(r"^ +(\w+): (.+?)(?=^ +\w+: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def settings() -> dict[str, inspect.Parameter]:
+    """Every setting, by name, as the planning function takes it."""
+    return dict(inspect.signature(plan_optimizer).parameters)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag a setting, with the words of the planning function's own documentation."""
+    documented = inspect.getdoc(plan_optimizer) or ""
+    section = documented.partition("Args:\n")[2].partition("\nReturns:")[0]
+    helps = {name: " ".join(text.replace("``", "").split()) for name, text in _ARGUMENT.findall(section)}
+    for name, parameter in settings().items():
+        flag, text = f"--{name.replace('_', '-')}", helps.get(name, "").replace("%", "%%")
+        if parameter.default is False:
+            parser.add_argument(flag, dest=name, action="store_const", const=True, help=text)
+        else:
+            parser.add_argument(flag, dest=name, metavar="VALUE", help=text)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", help="settings from a YAML file; flags win over it"
+    )
+    source.add_argument(
+        "--training-arguments",
+        type=Path,
+        metavar="FILE",
+        help="settings from a transformers TrainingArguments JSON, meaning what they mean there; flags win over it",
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the plan to this file, as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; refuse with every reason."""
+    given = {name: value for name, value in vars(args).items() if name in settings() and value is not None}
+    flags = {name: value if value is True else _value(name, value) for name, value in given.items()}
+    plan = plan_optimizer(**_complete(_from_file(args, flags) | flags))
+    if args.out is not None:
+        args.out.write_text(plan.to_json() + "\n", encoding="utf-8")
+    print(plan.to_json() if args.json else plan.table())
+    return 0
+
+
+def _from_file(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any]:
+    if args.training_arguments is not None:
+        return from_training_arguments(read_file(args.training_arguments), total_updates=flags.get("total_updates"))
+    if args.config is None:
+        return {}
+    found = read_file(args.config)
+    reasons = Reasons()
+    for key in found:
+        if key not in settings():
+            reasons.add(
+                "unknown_key", f"{args.config}: {key}", f"is no setting; the settings are {', '.join(settings())}"
+            )
+    reasons.refuse_if_any()
+    return found
+
+
+def _complete(found: dict[str, Any]) -> dict[str, Any]:
+    reasons = Reasons()
+    for name, parameter in settings().items():
+        if parameter.default is inspect.Parameter.empty and name not in found:
+            reasons.add("missing", name, f"is not given; give --{name.replace('_', '-')} or a file that has it")
+    reasons.refuse_if_any()
+    return found
+
+
+def _value(name: str, text: str) -> Any:
+    """A flag's value: words as they are, numbers and mappings as JSON, betas as ``0.9,0.999``."""
+    if name in WORDS:
+        return text
+    if name == "scheduler":
+        return _json(text) if text.lstrip().startswith("{") else text
+    if name == "betas":
+        text = f"[{text.strip('[]()')}]"
+    return _json(text)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        try:
+            return float(text)  # 1., .5 and nan are not JSON
+        except ValueError:
+            return text  # the planner names what is wrong with it, beside everything else

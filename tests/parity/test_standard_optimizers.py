@@ -1,0 +1,109 @@
+"""Every rule against the class its name means: 200 updates on the same gradients, recorded by ``reference/``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mufree import build_optimizer, plan_optimizer
+
+DATA = np.load(Path(__file__).parent.parent / "data" / "standard_optimizers.npz")
+ABOUT = json.loads(str(DATA["about"]))
+PLANS: list[dict[str, Any]] = ABOUT["plans"]
+FLOAT32 = 2e-6  # of the largest weight after 200 updates, both sides in float32: their roundings add up
+FLOAT32_OWN = {"adamw_hf": 5e-6}  # against the update as published, in float64
+FLOAT32_MUON = 2e-2  # torch's class orthogonalises in bfloat16, whose 8 bits are the whole difference
+FLOAT64 = 1e-13  # the formula: float64 roundings of 200 updates
+THIRTEEN = [
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_hf",
+    "adamw",
+    "adam",
+    "sgd",
+    "lion",
+    "adafactor",
+    "adagrad",
+    "adamax",
+    "rmsprop",
+    "adadelta",
+    "muon",
+]
+SAME = {"adamw": "adamw_torch", "adamw_torch_fused": "adamw_torch"}
+
+
+def draws(names: list[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Start and gradients, drawn as the recording drew them."""
+    shapes = {name: tuple(shape) for name, shape in ABOUT["shapes"].items()}
+    random = np.random.RandomState(ABOUT["seed"])
+    start = {name: random.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+    drift = {name: random.normal(0, 0.5e-2, shape) for name, shape in shapes.items()}
+    gradients = []
+    for _ in range(ABOUT["updates"]):
+        noisy = {name: (drift[name] + random.normal(0, 1e-2, s)).astype(np.float32) for name, s in shapes.items()}
+        gradients.append({name: noisy[name] for name in names})
+    return {name: start[name] for name in names}, gradients
+
+
+def trained(plan: dict[str, Any], dtype: mx.Dtype) -> dict[int, dict[str, np.ndarray]]:
+    """Our parameters after the recorded updates."""
+    names = [name for name, shape in ABOUT["shapes"].items() if plan["optimizer"] != "muon" or len(shape) == 2]
+    start, gradients = draws(names)
+    kept = {}
+    with mx.stream(mx.cpu):
+        optimizer = build_optimizer(plan_optimizer(**plan))
+        params = {name: mx.array(value, dtype=dtype) for name, value in start.items()}
+        if dtype == mx.float64:
+            optimizer.state["step"] = mx.array(0, mx.float64)
+            optimizer.state["learning_rate"] = mx.array(plan["lr"], mx.float64)
+        for update, gradient in enumerate(gradients, 1):
+            params = optimizer.apply_gradients({k: mx.array(g, dtype=dtype) for k, g in gradient.items()}, params)
+            mx.eval(params, optimizer.state)
+            if update in ABOUT["kept"]:
+                kept[update] = {name: np.array(value) for name, value in params.items()}
+    return kept
+
+
+def worst(index: int, kept: dict[int, dict[str, np.ndarray]], kind: str, update: int) -> float:
+    """The largest difference over the largest weight, in the worst tensor."""
+    found = []
+    for name, value in kept[update].items():
+        recorded = DATA[f"{index}/{update}/{name}/{kind}"].astype(np.float64)
+        found.append(np.abs(value.astype(np.float64) - recorded).max() / np.abs(recorded).max())
+    return max(found)
+
+
+def label(plan: dict[str, Any]) -> str:
+    return "-".join(str(value) for key, value in plan.items() if key not in ("lr", "coupled_weight_decay"))
+
+
+CASES = pytest.mark.parametrize(("index", "plan"), list(enumerate(PLANS)), ids=[label(plan) for plan in PLANS])
+
+
+@CASES
+def test_float32_is_the_class_to_a_rounding(index: int, plan: dict[str, Any]) -> None:
+    """After 1, 10 and 200 updates."""
+    kept = trained(plan, mx.float32)
+    bound = FLOAT32_MUON if plan["optimizer"] == "muon" else FLOAT32_OWN.get(plan["optimizer"], FLOAT32)
+    assert max(worst(index, kept, "float32", update) for update in ABOUT["kept"]) <= bound
+
+
+@CASES
+def test_float64_is_the_formula(index: int, plan: dict[str, Any]) -> None:
+    """With rate and step handed in as float64, muon's Newton–Schulz in float64 on both sides."""
+    kept = trained(plan, mx.float64)
+    assert worst(index, kept, "float64", ABOUT["updates"]) <= FLOAT64
+
+
+def test_the_thirteen_are_all_here() -> None:
+    """Each of the names that are always built is recorded, itself or as the name it equals."""
+    recorded = {plan["optimizer"] for plan in PLANS}
+    assert {SAME.get(name, name) for name in THIRTEEN} <= recorded
+    for name, same in SAME.items():
+        left, right = (plan_optimizer(optimizer=n, lr=1e-3, weight_decay=0.1) for n in (name, same))
+        assert (left.form, left.betas, left.eps) == (right.form, right.betas, right.eps)
