@@ -13,6 +13,7 @@ from mlx.utils import tree_unflatten
 import mup
 from mufree import MuReadout
 
+torch.set_num_threads(1)  # small products: more threads only wait for each other
 CLASSES, TOKENS, LENGTH, HEAD = 5, 11, 6, 8
 
 
