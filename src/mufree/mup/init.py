@@ -79,6 +79,14 @@ def parametrize(
         base_head_dim=base_head_dim,
     )
     decided = decide(model, base_shapes, choices)
+    _start(model, decided, init, zero_readout, zero_query)
+    return decided.scales
+
+
+def _start(
+    model: Any, decided: Decided, init: str | Mapping[str, float], zero_readout: bool | str, zero_query: bool
+) -> None:
+    """Change the weights, or none of them if anything is to be refused."""
     problems = Reasons()
     zeros = _zeroed_heads(decided, zero_readout, problems)
     if zero_query:
@@ -87,7 +95,7 @@ def parametrize(
         if zeros:
             problems.add("init", "init", "'keep' leaves the weights as they are and cannot start some at zero as well")
         problems.refuse_if_any()
-        return decided.scales
+        return
     stds = _given_stds(init, decided.found, problems)
     changed = _scaled(decided, stds, problems)
     problems.refuse_if_any()
@@ -95,7 +103,6 @@ def parametrize(
     changed.update({path: zero(changed.get(path, values[path])) for path, zero in zeros.items()})
     if changed:
         model.update(tree_unflatten(list(changed.items())))
-    return decided.scales
 
 
 def _given_stds(init: object, found: tuple[Leaf, ...], problems: Reasons) -> dict[str, float]:
