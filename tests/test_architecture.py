@@ -13,8 +13,8 @@ import mufree
 
 PACKAGE = Path(mufree.__file__).parent
 LAYERS = (
-    ("errors",),
-    ("plan", "schedules", "recipe", "mup", "schedule_free"),
+    ("errors", "files"),
+    ("plan", "schedules", "recipe", "mup", "schedule_free", "random_state"),
     ("build",),
     ("lm", "training"),
     ("studies",),

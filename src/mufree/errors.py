@@ -6,9 +6,11 @@ allowed and what to do. All problems of one input are gathered and raised once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,10 @@ class CheckpointError(Refused):
     """A saved state that cannot be used: damaged, of another run, or of another format."""
 
 
+class NonFiniteLoss(ArithmeticError):
+    """Training stopped because a loss was infinite or not a number."""
+
+
 @dataclass(slots=True)
 class Reasons:
     """Collects the problems of one input, then refuses them together.
@@ -73,6 +79,14 @@ class Reasons:
     def extend(self, refused: Refused) -> None:
         """Keep every problem of another refusal."""
         self.found.extend(refused.reasons)
+
+    def attempt(self, function: Callable[..., _T], *args: Any, **kwargs: Any) -> _T | None:
+        """What a function returns, or None after keeping every problem that it refuses for."""
+        try:
+            return function(*args, **kwargs)
+        except Refused as refused:
+            self.extend(refused)
+            return None
 
     def refuse_if_any(self, exception: type[Refused] = Refused) -> None:
         """Raise ``exception`` with all that was kept, if anything was."""

@@ -1,10 +1,64 @@
-"""The command line: one module a command."""
+"""The command line: one module a command, each with ``HELP``, ``add_arguments`` and ``run``.
+
+Exit status: 0 done, 1 a check did not pass, 2 refused (the reasons on stderr), 130 stopped by Ctrl-C after saving.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
+from importlib import import_module
+
+from ..errors import NonFiniteLoss, Refused
+
+COMMANDS = ("plan", "pretrain", "export")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status."""
-    raise NotImplementedError(arguments)
+    parser = _parser(arguments)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except Refused as refused:
+        print(f"mufree {options.command}: refused", file=sys.stderr)
+        for reason in refused.reasons:
+            print(f"  {reason}", file=sys.stderr)
+        return 2
+    except NonFiniteLoss as error:
+        print(f"mufree {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"mufree {options.command}: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        return 1
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser, with the options of the command that is asked for; the other commands are not even imported."""
+    parser = argparse.ArgumentParser(
+        prog="mufree", description="Tune a learning rate on a small model, train a wide one, stop whenever you like."
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    asked = next((word for word in arguments if word in COMMANDS), None)
+    for name in COMMANDS:
+        module = import_module(f"{__name__}.{name.replace('-', '_')}")
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        if name == asked:
+            module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"mufree {version('mufree')}"
+    except PackageNotFoundError:
+        return "mufree (not installed)"

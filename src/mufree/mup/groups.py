@@ -1,0 +1,168 @@
+"""Groups of parameters that share a rate, eps and decay: the user's own, each split by width multiplier.
+
+Invariant: every parameter is in exactly one group, and no group is empty. As in microsoft/mup, hidden tensors are split
+by their multiplier, and tensors whose factors are the same and whose rate is not that of a hidden one stay together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..errors import Reasons, ShapeMismatch
+from .scales import Scale, Scales
+from .shapes import NOTHING
+from .walk import Leaf, leaves
+
+_OWN_KEYS = ("match", "learning_rate", "weight_decay", "eps")
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ParamGroup:
+    """Parameters that are optimized alike.
+
+    Args:
+        kind: Their kind; ``vector-like`` if several kinds share all factors.
+        width_mult: What the base rate is divided by.
+        learning_rate: Their learning rate.
+        weight_decay: Their weight decay.
+        eps: Their eps; the factor on it where no eps was given.
+        paths: Their paths, in the tree's order.
+        init: Their factor on the base model's init std.
+        parameters: The number of entries they have together.
+        lr_factor: Their factor on the learning rate.
+        decay_factor: Their factor on the weight decay.
+        eps_factor: Their factor on eps.
+        options: Other keys of the user's group.
+    """
+
+    kind: str
+    width_mult: float
+    learning_rate: float
+    weight_decay: float
+    eps: float
+    paths: tuple[str, ...]
+    init: float = 1.0
+    parameters: int = 0
+    lr_factor: float = 1.0
+    decay_factor: float = 1.0
+    eps_factor: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors it has."""
+        return len(self.paths)
+
+
+def param_groups(
+    params: Any,
+    scales: Scales,
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    eps: float = 1.0,
+    groups: Sequence[Mapping[str, Any]] | None = None,
+    decoupled_wd: bool = False,
+) -> tuple[ParamGroup, ...]:
+    """Split parameters into groups of one rate, eps and decay.
+
+    Args:
+        params: The parameters to optimize: ``model.trainable_parameters()``, a model, or any tree.
+        scales: Their scales.
+        learning_rate: The base model's learning rate.
+        weight_decay: The base model's weight decay (decay is lr·wd·y).
+        eps: The base model's eps; with the default, 1, a group's ``eps`` is the factor itself.
+        groups: The user's own groups: ``match`` is a path pattern or several, or a function of path and array;
+            ``learning_rate``, ``weight_decay`` and ``eps`` replace the above, other keys are handed on as ``options``.
+            The first that matches takes a parameter; the rest form one more group.
+        decoupled_wd: Leave the decay unscaled, for an optimizer whose decay is not multiplied by the rate.
+
+    Returns:
+        The groups, without empty ones.
+
+    Raises:
+        ShapeMismatch: A parameter has no scale.
+        Refused: A group matches nothing.
+    """
+    found = leaves(params)
+    problems = Reasons()
+    _check_paths(found, scales, problems)
+    problems.refuse_if_any(ShapeMismatch)
+    given = {"learning_rate": learning_rate, "weight_decay": weight_decay, "eps": eps}
+    result: list[ParamGroup] = []
+    rest = list(found)
+    for index, group in enumerate(groups or ()):
+        if "match" not in group:
+            problems.add("group", f"groups[{index}]", "has no 'match': a path pattern, several, or a function")
+            continue
+        if not any(_matches(group["match"], leaf) for leaf in found):
+            problems.add("no_match", f"groups[{index}]", f"{group['match']!r} matches no parameter")
+        mine = [leaf for leaf in rest if _matches(group["match"], leaf)]
+        rest = [leaf for leaf in rest if leaf not in mine]
+        result += _split(mine, scales, {**given, **group}, decoupled_wd)
+    problems.refuse_if_any()
+    return (*result, *_split(rest, scales, given, decoupled_wd))
+
+
+def _check_paths(found: Sequence[Leaf], scales: Scales, problems: Reasons) -> None:
+    unknown = [leaf.path for leaf in found if leaf.path not in scales]
+    if not unknown:
+        return
+    here = {leaf.path for leaf in found}
+    unused = [path for path in scales if path not in here]
+    old = f"; scales without a parameter: {', '.join(unused[:_SHOWN])}" if unused else ""
+    problems.add(
+        "paths",
+        ", ".join(unknown[:_SHOWN]) + (f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""),
+        f"no scale is known{old}. Scales go by path: make them anew with mup_scales for the model as it is now",
+    )
+
+
+def _matches(match: Any, leaf: Leaf) -> bool:
+    if callable(match):
+        return bool(match(leaf.path, leaf.value))
+    patterns = (match,) if isinstance(match, str) else match
+    return any(fnmatchcase(leaf.path, pattern) for pattern in patterns)
+
+
+def _split(found: Sequence[Leaf], scales: Scales, given: Mapping[str, Any], decoupled_wd: bool) -> list[ParamGroup]:
+    together: dict[tuple[Any, ...], list[Leaf]] = {}
+    for leaf in found:
+        scale = scales[leaf.path]
+        key = (_class(scale, scales.family), scale.lr, scale.weight_decay, scale.eps)
+        together.setdefault(key, []).append(leaf)
+    options = {key: value for key, value in given.items() if key not in _OWN_KEYS}
+    return [_group(group, scales, given, decoupled_wd, options) for group in together.values()]
+
+
+def _class(scale: Scale, family: str) -> str:
+    """What may share a group: microsoft/mup keeps tensors with two widths apart from all others."""
+    mixes = scale.kind != "hidden" and (scale.lr == 1 if family == "adam" else scale.kind != "scalar-like")
+    return "" if mixes else scale.kind
+
+
+def _group(
+    found: Sequence[Leaf], scales: Scales, given: Mapping[str, Any], decoupled_wd: bool, options: dict[str, Any]
+) -> ParamGroup:
+    first = scales[found[0].path]
+    kinds = {scales[leaf.path].kind for leaf in found}
+    decay = 1.0 if decoupled_wd else first.weight_decay
+    return ParamGroup(
+        kind=first.kind if len(kinds) == 1 else "vector-like",
+        width_mult=1.0 / first.lr,
+        learning_rate=given["learning_rate"] * first.lr,
+        weight_decay=given["weight_decay"] * decay,
+        eps=given["eps"] * first.eps,
+        paths=tuple(leaf.path for leaf in found),
+        init=first.init,
+        parameters=sum(math.prod(leaf.shape) for leaf in found),
+        lr_factor=first.lr,
+        decay_factor=decay,
+        eps_factor=first.eps,
+        options=options or NOTHING,
+    )

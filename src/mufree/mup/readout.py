@@ -1,0 +1,139 @@
+"""How a model's head gets its 1/m: found from the model, without a custom layer.
+
+Three ways, all equal by Lemma J.1: an untied head by init and rates alone (Table 3 of Tensor Programs V); a tied head
+through the gain of the norm before it; a multiplier in the model's own configuration. A tied tensor stays input-like:
+the 1/m belongs to its use as a head, logits = (h · Wᵀ)·A_embedding/m.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from ..errors import Reasons
+from .kinds import Placement
+from .walk import Leaf, modules
+
+Way = Literal["untied head", "tied head", "no readout"]
+# Output-like by their axes, yet no readout: routers, fixed key/value heads, low-rank down-projections, adapters.
+_NOT_HEADS = (
+    "*gate*", "*router*", "k_proj", "v_proj", "key_proj", "value_proj", "wk", "wv", "q_a_proj", "kv_a_proj*",
+    "lora_*", "*x_proj*",
+)  # fmt: skip
+_GAINS = ("weight", "bias", "scale", "gain")
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """Where the head is and how it gets its 1/m.
+
+    Args:
+        way: Which of the three ways, in words for the table.
+        heads: The output-like weights that give the logits; the tied embedding if there is one.
+        gains: The final norm's parameters that carry what is missing of the 1/m.
+        share: The factor those carry, 1 if none.
+    """
+
+    way: Way
+    heads: tuple[str, ...] = ()
+    gains: tuple[str, ...] = ()
+    share: float = 1.0
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_readout(
+    model: Any,
+    found: Sequence[Leaf],
+    placements: Mapping[str, Placement],
+    forward: Mapping[str, float],
+    readout_gain: str | None,
+    problems: Reasons,
+) -> Readout:
+    """Find the head, and for a tied one the norm gain that has to carry its 1/m.
+
+    Args:
+        model: The model.
+        found: Its parameters.
+        placements: What each of them is.
+        forward: Forward multipliers relative to the base model: by path, and ``readout`` for the logits.
+        readout_gain: Pattern of the final norm's parameters, where they cannot be found.
+        problems: Collects what stands in the way.
+    """
+    heads = _untied(found, placements)
+    tied = _tied(model, found, heads)
+    if tied is None:
+        return Readout("untied head" if heads else "no readout", tuple(leaf.path for leaf in heads))
+    placement = placements.get(tied.path)
+    if placement is None or placement.kind != "input-like":
+        return Readout("tied head", (tied.path,))
+    share = forward.get(tied.path, 1.0) / placement.m_out / forward.get("readout", 1.0)
+    if math.isclose(share, 1.0, rel_tol=1e-12):
+        return Readout("tied head", (tied.path,), notes={tied.path: "tied; the configuration carries the 1/m"})
+    gains = _final_gains(found, tied, readout_gain)
+    if not gains:
+        problems.add(
+            "readout_gain",
+            tied.path,
+            "is embedding and head at once, so the gain of the norm before the head has to carry the 1/m, and no "
+            "single norm with a gain stands after the repeated layers; name its parameters with readout_gain='path.*', "
+            "give the model a multiplier of its own, or untie the head",
+        )
+    carried = f"carries the head's {share:.4g}"
+    return Readout("tied head", (tied.path,), gains, share, {tied.path: "tied", **dict.fromkeys(gains, carried)})
+
+
+def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[Leaf]:
+    candidates = [
+        leaf
+        for leaf in found
+        if leaf.path in placements
+        and placements[leaf.path].kind == "output-like"
+        and leaf.owner is not None
+        and len(leaf.shape) > 1
+        and not any(fnmatchcase(part, pattern) for part in leaf.path.lower().split(".") for pattern in _NOT_HEADS)
+    ]
+    skeletons = [_skeleton(leaf.path) for leaf in candidates]
+    return [leaf for leaf, skeleton in zip(candidates, skeletons, strict=True) if skeletons.count(skeleton) == 1]
+
+
+def _tied(model: Any, found: Sequence[Leaf], heads: Sequence[Leaf]) -> Leaf | None:
+    """The embedding whose weight gives the logits too: its module's name and ``as_linear`` stand in one function."""
+    named = [names for _, module in modules(model) for names in _names_beside_as_linear(type(module))]
+    sizes = {leaf.shape[0] for leaf in heads}
+    for leaf in found:
+        parts = leaf.path.split(".")
+        if not hasattr(leaf.owner, "as_linear") or leaf.shape[0] in sizes:
+            continue
+        if any(part in names for names in named for part in parts[:-1]):
+            return leaf
+    return None
+
+
+def _names_beside_as_linear(kind: type) -> list[frozenset[str]]:
+    codes = [getattr(value, "__code__", None) for value in vars(kind).values()]
+    if "as_linear" in vars(kind):
+        return []
+    return [frozenset(code.co_names) for code in codes if code is not None and "as_linear" in code.co_names]
+
+
+def _final_gains(found: Sequence[Leaf], tied: Leaf, pattern: str | None) -> tuple[str, ...]:
+    if pattern is not None:
+        return tuple(leaf.path for leaf in found if fnmatchcase(leaf.path, pattern))
+    repeated = [index for index, leaf in enumerate(found) if leaf.path != _skeleton(leaf.path)]
+    after = found[max(repeated, default=-1) + 1 :]
+    size = tied.shape[-1]
+    norms = [
+        leaf
+        for leaf in after
+        if "norm" in type(leaf.owner).__name__.lower() and leaf.name in _GAINS and leaf.shape == (size,)
+    ]
+    if len({id(leaf.owner) for leaf in norms}) != 1:
+        return ()
+    return tuple(leaf.path for leaf in norms)
+
+
+def _skeleton(path: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))

@@ -1,0 +1,61 @@
+"""A table of scales for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .scales import Scale, Scales
+    from .shapes import Dim
+
+_HEAD = ("parameter", "shape", "kind", "m_in", "m_out", "A", "init", "lr", "eps", "decay", "")
+
+
+def table(scales: Scales) -> str:
+    """One line a parameter; layers that repeat with the same shape and multipliers are one line with ``*``."""
+    rows: dict[tuple[str, ...], int] = {}
+    for path, scale in scales.items():
+        row = (_starred(path), _shape(scales.dims.get(path, ())), *_cells(scale))
+        rows[row] = rows.get(row, 0) + 1
+    lines = [_HEAD, *((f"{row[0]} ({n}×)" if n > 1 else row[0], *row[1:]) for row, n in rows.items())]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD))]
+    text = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return f"{text}\n\n{_summary(scales)}"
+
+
+def _cells(scale: Scale) -> tuple[str, ...]:
+    numbers = (
+        scale.m_in, scale.m_out, scale.multiplier, scale.init, scale.lr, scale.eps, scale.weight_decay,
+    )  # fmt: skip
+    return (scale.kind, *(f"{number:.6g}" for number in numbers), scale.note)
+
+
+def _summary(scales: Scales) -> str:
+    numbers = [n for s in scales.values() for n in (s.m_in, s.m_out, s.multiplier, s.init, s.lr, s.eps, s.weight_decay)]
+    lines = [f"For optimizers like {scales.family}. Readout: {_readout(scales)}."]
+    if all(number == 1 for number in numbers):
+        lines.append("Every multiplier is 1: the model has its base's size, and this is standard parametrisation.")
+    finite = sorted({dim.size for dims in scales.dims.values() for dim in dims if not dim.infinite})
+    if finite:
+        lines.append(f"Taken as sizes that do not scale: {', '.join(map(str, finite))}.")
+    return "\n".join(lines)
+
+
+def _shape(dims: tuple[Dim, ...]) -> str:
+    return " × ".join(f"{dim.base}→{dim.size}" if dim.infinite else str(dim.size) for dim in dims)
+
+
+def _readout(scales: Scales) -> str:
+    readout = scales.readout
+    if readout.way == "no readout":
+        return "none found"
+    heads = ", ".join(readout.heads)
+    if readout.way == "untied head":
+        return f"untied head {heads}, by init and rates alone (or its own multiplier A)"
+    if readout.gains:
+        return f"tied head {heads}, through the gain of {', '.join(readout.gains)} (× {readout.share:.6g})"
+    return f"tied head {heads}, multiplied by the model's own configuration"
+
+
+def _starred(path: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))

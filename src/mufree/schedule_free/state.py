@@ -1,0 +1,150 @@
+"""What optimizer state must look like: only arrays, our scalars under one reserved key, whole leaves.
+
+Everything that changes with the updates is an ``mx.array`` in the state, because ``mx.compile`` freezes a Python
+number without a word. A parameter's leaf holds ``z``, the rule's moments and, for half-precision parameters with
+master weights, the float32 weights under the name of the sequence that the model holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import Reasons
+from .averaging import HOLDS_X, RESERVED, initial_scalars
+from .form import HALF, Form, Leaf, working_dtype
+from .rule import Rule
+from .tree import walk
+
+FLOATING = (mx.float16, mx.bfloat16, mx.float32, mx.float64)
+TAKEN = ("step", "learning_rate", RESERVED)
+"""Top-level names of the state that a parameter tree must not use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which arrays a parameter's state has.
+
+    Args:
+        rule: How ``z`` moves; names the moments.
+        form: Which sequence the model holds.
+        master_weights: Whether half-precision parameters have float32 state.
+    """
+
+    rule: Rule
+    form: Form
+    master_weights: bool
+
+    def dtypes(self, parameter: mx.array) -> dict[str, mx.Dtype]:
+        """Name → dtype of the state arrays of ``parameter``."""
+        working = working_dtype(parameter.dtype)
+        half = parameter.dtype in HALF
+        names = {"z": working if self.master_weights else parameter.dtype}
+        names |= dict.fromkeys(self.rule.moments, working)
+        if half and self.master_weights:
+            names[self.form.holds] = working
+        return names
+
+    def start(self, parameter: mx.array) -> Leaf:
+        """The state of a parameter before its first update. ``z`` is a copy: later writes to it stay outside."""
+        dtypes = self.dtypes(parameter)
+        moments = {name: mx.zeros(parameter.shape, dtypes[name]) for name in self.rule.moments}
+        copies = {name: mx.array(parameter.astype(dtype)) for name, dtype in dtypes.items() if name not in moments}
+        return {name: copies.get(name, moments.get(name)) for name in dtypes}  # type: ignore[misc]
+
+    def check_leaf(self, reasons: Reasons, path: str, parameter: mx.array, leaf: Any) -> None:
+        """Note every array of a parameter's state that is missing, of another shape or dtype, or unknown."""
+        found = leaf if isinstance(leaf, dict) else {}
+        wanted = self.dtypes(parameter)
+        for name, dtype in wanted.items():
+            array = found.get(name)
+            if not isinstance(array, mx.array):
+                reasons.add("missing", f"{path}.{name}", "not in the optimizer state; load a complete state")
+            elif array.shape != parameter.shape:
+                message = f"shape {array.shape} in the optimizer state, the parameter has {parameter.shape}"
+                reasons.add("shape", f"{path}.{name}", f"{message}; load the state of this model")
+            elif array.dtype != dtype:
+                message = f"{array.dtype} in the optimizer state, {dtype} is needed for a {parameter.dtype} parameter"
+                reasons.add("dtype", f"{path}.{name}", message)
+        for name in found:
+            if name not in wanted:
+                message = f"unknown; with model_holds={self.form.holds!r} a leaf has {', '.join(wanted)}"
+                reasons.add("unknown", f"{path}.{name}", message)
+
+
+def check_parameters(reasons: Reasons, parameters: Any, known_paths: Iterable[str] | None) -> None:
+    """Note every reason why a parameter tree cannot be optimised.
+
+    Args:
+        reasons: Where to note them.
+        parameters: A dict of dicts, lists and tuples of arrays.
+        known_paths: Paths that have scales; None if there are no scales.
+    """
+    if not isinstance(parameters, dict):
+        reasons.add("tree", "parameters", f"a {type(parameters).__name__}; give a dict of parameters")
+        return
+    for name in TAKEN:
+        if name in parameters:
+            reasons.add("reserved", name, "the optimizer's own state uses this name; rename the parameter or module")
+    leaves = [(path, leaf) for path, leaf in walk(parameters) if leaf is not None]
+    if not leaves:
+        reasons.add("empty", "parameters", "no parameter at all; unfreeze some, or leave this optimizer out")
+    unscaled = set() if known_paths is None else {path for path, _ in leaves} - set(known_paths)
+    for path, leaf in leaves:
+        dtype = getattr(leaf, "dtype", type(leaf).__name__)
+        if dtype not in FLOATING:
+            message = f"{dtype}; only float16, bfloat16, float32 and float64 can be trained; freeze it"
+            reasons.add("dtype", path, message + (" (a quantised weight)" if dtype == mx.uint32 else ""))
+        if path in unscaled:
+            reasons.add("unscaled", path, "has no scale; make the scales from this model")
+
+
+def check_scalars(reasons: Reasons, state: Any, form: Form) -> None:
+    """Note what a loaded state lacks apart from parameters, and if it is of the other form."""
+    if not isinstance(state, Mapping):
+        reasons.add("tree", "state", f"a {type(state).__name__}; give the dict that optimizer.state was")
+        return
+    ours = state.get(RESERVED)
+    ours = ours if isinstance(ours, Mapping) else {}
+    scalars = {name: state.get(name) for name in ("step", "learning_rate")}
+    scalars |= {f"{RESERVED}.{name}": ours.get(name) for name in initial_scalars()}
+    for name, value in scalars.items():
+        if not isinstance(value, mx.array):
+            reasons.add("missing", name, "not in the optimizer state; this is no state of a schedule-free optimizer")
+        elif value.size != 1:
+            reasons.add("shape", name, f"shape {value.shape} in the optimizer state; a scalar is needed")
+    holds = "x" if HOLDS_X in ours else "y"
+    if holds != form.holds and not reasons.found:
+        message = f"{form.holds!r}, but the state is of a model that holds {holds!r}; load it so, then convert"
+        reasons.add("form", "model_holds", message)
+
+
+def check_same_leaves(reasons: Reasons, current: Any, new: Any) -> None:
+    """Note every array of the ``current`` state that ``new`` lacks or has in another shape or dtype."""
+    for path, have, given in walk(current, new):
+        if path == "learning_rate":
+            continue
+        if not isinstance(given, mx.array):
+            reasons.add("missing", path, "not in the state given; load a complete state")
+        elif given.shape != have.shape:
+            reasons.add("shape", path, f"shape {given.shape} in the state given; this optimizer has {have.shape}")
+        elif given.dtype != have.dtype:
+            reasons.add("dtype", path, f"{given.dtype} in the state given; this optimizer has {have.dtype}")
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Yield path and arrays of every parameter in a state."""
+    if isinstance(state, dict):
+        if isinstance(state.get("z"), mx.array):
+            yield path, state
+            return
+        children: Any = ((key, child) for key, child in state.items() if path or key not in TAKEN)
+    elif isinstance(state, list | tuple):
+        children = enumerate(state)
+    else:
+        return
+    for key, child in children:
+        yield from leaves(child, f"{path}.{key}" if path else str(key))

@@ -1,0 +1,120 @@
+"""Walking parameter trees beside trees that may lack some of their leaves.
+
+Paths are those of ``mlx.utils.tree_flatten``. A tree that went through a file may come back with lists where there
+were tuples or dicts with digit keys, and shorter where layers have no parameters; both are read as what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+
+def walk(tree: Any, *others: Any, path: str = "") -> Iterator[tuple[Any, ...]]:
+    """Yield ``(path, leaf, *other leaves)`` in the order of ``tree_flatten``; None where another tree ends early."""
+    if isinstance(tree, list | tuple):
+        children: Any = enumerate(tree)
+    elif isinstance(tree, dict):
+        children = tree.items()
+    else:
+        yield (path, tree, *others)
+        return
+    for key, child in children:
+        here = f"{path}.{key}" if path else str(key)
+        yield from walk(child, *(_child(other, key) for other in others), path=here)
+
+
+def _child(tree: Any, key: Any) -> Any:
+    if isinstance(tree, dict):
+        return tree.get(key)
+    if isinstance(tree, list | tuple) and str(key).isdigit() and int(key) < len(tree):
+        return tree[int(key)]
+    return None
+
+
+def mirror(parameters: Any, state: Any) -> Any:
+    """``state`` with a dict at every leaf of ``parameters``; dicts and lists are extended in place."""
+    if isinstance(parameters, dict):
+        if isinstance(state, list | tuple):
+            state = {str(index): child for index, child in enumerate(state)}
+        state = state if isinstance(state, dict) else {}
+        for key, child in parameters.items():
+            state[key] = mirror(child, state.get(key))
+        return state
+    if isinstance(parameters, list | tuple):
+        given = list(state) if isinstance(state, list | tuple) else []
+        children = [mirror(child, _child(given, index)) for index, child in enumerate(parameters)]
+        children += given[len(parameters) :]
+        if isinstance(parameters, list) and isinstance(state, list):
+            state[:] = children
+            return state
+        return _rebuild(parameters, children)
+    return state if isinstance(state, dict) else {}
+
+
+def replace_leaves(tree: Any, values: Mapping[str, mx.array]) -> Any:
+    """A copy of ``tree`` with the leaves at the paths of ``values`` replaced."""
+    return _map(lambda path, leaf: values.get(path, leaf), tree, "")
+
+
+def place(tree: Any, values: Mapping[str, mx.array], path: str = "") -> None:
+    """Put arrays into a module or a tree of dicts and lists, by path, in place. Tuples must not hold arrays."""
+    children: Any = list(enumerate(tree)) if isinstance(tree, list | tuple) else list(tree.items())
+    for key, child in children:
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(child, dict | list | tuple):
+            place(child, values, here)
+        elif here in values:
+            tree[key] = values[here]
+
+
+def tracing(array: Any) -> bool:
+    """Whether ``array`` is part of a trace, whose values do not exist yet. Otherwise it is evaluated."""
+    try:
+        mx.eval(array)
+    except ValueError:
+        return True
+    return False
+
+
+def _map(function: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
+    if isinstance(tree, list | tuple):
+        children = [
+            _map(function, child, f"{path}.{index}" if path else str(index)) for index, child in enumerate(tree)
+        ]
+        return _rebuild(tree, children)
+    if isinstance(tree, dict):
+        return {key: _map(function, child, f"{path}.{key}" if path else str(key)) for key, child in tree.items()}
+    return function(path, tree)
+
+
+def _rebuild(like: Any, children: list[Any]) -> Any:
+    return type(like)(*children) if hasattr(like, "_fields") else type(like)(children)
+
+
+def copy_containers(tree: Any) -> Any:
+    """The same arrays in new dicts, lists and tuples."""
+    return _map(lambda _, leaf: leaf, tree, "")
+
+
+def assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
+    """Make the contents of ``target`` those of ``source``, keeping nested dicts and lists that both have.
+
+    A compiled step that captured ``target`` then sees the new arrays.
+    """
+    for key in [key for key in target if key not in source]:
+        del target[key]
+    for key, value in source.items():
+        target[key] = _assigned(target.get(key), value)
+
+
+def _assigned(target: Any, source: Any) -> Any:
+    if isinstance(target, dict) and isinstance(source, dict):
+        assign(target, source)
+        return target
+    if isinstance(target, list) and isinstance(source, list):
+        target[:] = [_assigned(_child(target, index), child) for index, child in enumerate(source)]
+        return target
+    return copy_containers(source)

@@ -1,0 +1,157 @@
+"""Training checkpoints: a folder that is whole or not there.
+
+A checkpoint holds the weights at ``y`` and at ``x``, the optimizer's state, the random state, the position, and a
+manifest with the format's version and a checksum of every file. It is written beside its place, flushed to the disk,
+and renamed: a run killed at any moment leaves the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
+
+from ..errors import CheckpointError, Reasons, refuse
+from ..files import read_json, recover, whole_folder, write_json
+from ..random_state import random_key, set_random_key
+from .machine import arithmetic
+
+FORMAT = 1
+_ARRAYS = ("y", "x", "optimizer", "random")
+_MANIFEST = "manifest.json"
+_FACTS = "facts.json"
+
+
+def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mapping[str, Any]) -> Path:
+    """Write a checkpoint; ``folder`` is there, whole, when this returns.
+
+    Args:
+        folder: Where; an earlier checkpoint there is replaced once the new one is on the disk.
+        model: The model as it is trained (a schedule-free one holds ``y``).
+        optimizer: Its optimizer; one without an average saves the same weights twice.
+        facts: What else to keep, as JSON: position, settings, plan.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: If it cannot be written. What was there before still is.
+    """
+    folder = Path(folder)
+    parameters = model.parameters()
+    average = optimizer.average(parameters) if hasattr(optimizer, "average") else parameters
+    arrays = {
+        "y": dict(tree_flatten(parameters)),
+        "x": dict(tree_flatten(average)),
+        "optimizer": dict(tree_flatten(optimizer.state)),
+        "random": {"key": random_key()},
+    }
+    with whole_folder(folder) as beside:
+        for name, values in arrays.items():
+            mx.save_safetensors(str(beside / f"{name}.safetensors"), values)
+        write_json(beside / _FACTS, facts)
+        files = {path.name: _checksum(path) for path in sorted(beside.iterdir())}
+        write_json(beside / _MANIFEST, {"format": FORMAT, "arithmetic": arithmetic(), "files": files})
+    return folder
+
+
+def load_checkpoint(folder: str | Path, model: Any, optimizer: Any) -> dict[str, Any]:
+    """Put a checkpoint into a model and its optimizer, and the global random state.
+
+    The optimizer must know the model's parameters (``optimizer.init``). Everything is read and compared before
+    anything is changed, and the state is loaded in place, so that a compiled step goes on from it.
+
+    Args:
+        folder: What :func:`save_checkpoint` wrote.
+        model: A model of the same shape.
+        optimizer: An optimizer of the same class.
+
+    Returns:
+        The facts that were saved with it.
+
+    Raises:
+        CheckpointError: If it is damaged, of another format, or of another model, with every path at fault.
+    """
+    folder = Path(folder)
+    verify(folder)
+    arrays: dict[str, Any] = {name: mx.load(str(folder / f"{name}.safetensors")) for name in _ARRAYS}
+    reasons = Reasons()
+    _compare(reasons, "y.safetensors", dict(tree_flatten(model.parameters())), arrays["y"])
+    _compare(reasons, "optimizer.safetensors", dict(tree_flatten(optimizer.state)), arrays["optimizer"])
+    reasons.refuse_if_any(CheckpointError)
+    mx.eval(arrays)
+    optimizer.state = tree_unflatten(list(arrays["optimizer"].items()))
+    model.update(tree_unflatten(list(arrays["y"].items())))
+    set_random_key(arrays["random"]["key"])
+    return read_facts(folder)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """The facts of a checkpoint, without its arrays."""
+    return dict(read_json(folder / _FACTS))
+
+
+def saved_arithmetic(folder: Path) -> dict[str, Any]:
+    """What the checkpoint's bits depended on where it was written."""
+    return dict(read_json(folder / _MANIFEST)["arithmetic"])
+
+
+def verify(folder: Path) -> None:
+    """Check that a checkpoint is whole.
+
+    Raises:
+        CheckpointError: With every file that is missing or damaged, or the format that is not this one's.
+    """
+    try:
+        manifest = read_json(folder / _MANIFEST)
+        version, files = manifest["format"], dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        refuse("damaged", str(folder), f"has no readable {_MANIFEST}; it is no checkpoint of mufree's", CheckpointError)
+    if version != FORMAT:
+        refuse("format", str(folder), f"has format {version!r}; this version reads format {FORMAT}", CheckpointError)
+    reasons = Reasons()
+    for name in sorted({*files, *(f"{name}.safetensors" for name in _ARRAYS), _FACTS}):
+        path = folder / name
+        if Path(name).name != name or name not in files:
+            reasons.add("damaged", str(path), "is not a file that a checkpoint has")
+        elif not path.is_file():
+            reasons.add("damaged", str(path), "is missing; use another checkpoint")
+        elif _checksum(path) != files[name]:
+            reasons.add("damaged", str(path), "does not have the checksum in the manifest; use another checkpoint")
+    reasons.refuse_if_any(CheckpointError)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder of them, oldest first, named by their update."""
+    if not folder.is_dir():
+        return []
+    recover(folder)
+    return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), key=lambda p: int(p.name))
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the last ``keep`` checkpoints."""
+    for path in checkpoints(folder)[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _compare(reasons: Reasons, where: str, here: Mapping[str, mx.array], saved: Mapping[str, mx.array]) -> None:
+    for path in sorted(here.keys() | saved.keys()):
+        if path not in saved:
+            reasons.add("missing", f"{where}: {path}", "is not in the checkpoint, which is another model's")
+        elif path not in here:
+            reasons.add("extra", f"{where}: {path}", "is not in the model; the checkpoint is another's")
+        elif here[path].shape != saved[path].shape or here[path].dtype != saved[path].dtype:
+            given = f"{list(saved[path].shape)} {saved[path].dtype}"
+            wanted = f"{list(here[path].shape)} {here[path].dtype}"
+            reasons.add("shape", f"{where}: {path}", f"is {given}, the model's is {wanted}; it is another model's")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

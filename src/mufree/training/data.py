@@ -1,0 +1,197 @@
+"""Documents, their split, and batches that depend on nothing but their number.
+
+Invariant: batch ``i`` is a function of (tokens, sizes, seed, i), so that a data position is one number and a run that
+goes on sees exactly what it would have seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import Reasons, refuse
+
+EMBEDDED = "pydoc_data.topics"
+"""The corpus that every Python ships: the language reference's help topics, about 466 KB of English."""
+
+VALIDATION_SHARE = 10
+"""One document in this many is for validation."""
+
+_SPLIT_SEED = 1405
+_TEXT_ENDINGS = (".txt", ".md", ".text", ".rst")
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Documents split for training and validation.
+
+    Args:
+        name: What they are, for people.
+        train: Documents to train on.
+        valid: Documents to validate on.
+        note: How they were split, where that needs saying.
+    """
+
+    name: str
+    train: tuple[str, ...]
+    valid: tuple[str, ...]
+    note: str = ""
+
+
+def read_corpus(source: str | Path | None) -> Corpus:
+    """Documents from a text file, a folder of them, a ``.jsonl`` file, or the embedded corpus.
+
+    A text file is one document, a line of a ``.jsonl`` file one too. One document in ten is for validation, the same
+    ones for every seed; of a single document its last tenth.
+
+    Args:
+        source: A path, or None for the embedded corpus.
+
+    Raises:
+        Refused: If there is nothing to read, with every file or line that is at fault.
+    """
+    if source is None:
+        from pydoc_data.topics import topics
+
+        return _split(EMBEDDED, [text for _, text in sorted(topics.items())])
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix in (*_TEXT_ENDINGS, ".jsonl") and p.is_file())
+        if not files:
+            refuse(
+                "missing", "data", f"{path} holds no text; give a folder of {', '.join(_TEXT_ENDINGS)} or .jsonl files"
+            )
+    elif path.is_file():
+        files = [path]
+    else:
+        refuse("missing", "data", f"{path} does not exist; give a text file, a folder of them, or a .jsonl file")
+    reasons = Reasons()
+    documents = [document for file in files for document in _documents(file, reasons)]
+    if not documents and not reasons.found:
+        reasons.add("empty", "data", f"{path} is empty; give a text of at least one sequence")
+    reasons.refuse_if_any()
+    return _split(str(path), documents)
+
+
+def _documents(path: Path, reasons: Reasons) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        reasons.add("unreadable", "data", f"{path} is not UTF-8 text (byte {error.start}); convert it first")
+        return []
+    except OSError as error:
+        reasons.add("unreadable", "data", f"{path} cannot be read: {error.strerror}")
+        return []
+    if path.suffix != ".jsonl":
+        return [text] if text.strip() else []
+    documents = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            document = None
+        if not isinstance(document, str):
+            reasons.add("unreadable", "data", f'{path}:{number} is not an object with a "text"; write {{"text": "…"}}')
+        elif document.strip():
+            documents.append(document)
+    return documents
+
+
+def _split(name: str, documents: Sequence[str]) -> Corpus:
+    if len(documents) == 1:
+        cut = len(documents[0]) - max(1, len(documents[0]) // VALIDATION_SHARE)
+        note = "a single document: its last tenth is for validation"
+        return Corpus(name, (documents[0][:cut],), (documents[0][cut:],), note)
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(documents))
+    valid = set(order[: max(1, len(documents) // VALIDATION_SHARE)].tolist())
+    return Corpus(
+        name,
+        tuple(text for n, text in enumerate(documents) if n not in valid),
+        tuple(text for n, text in enumerate(documents) if n in valid),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStream:
+    """One long row of token ids, cut into sequences.
+
+    Args:
+        ids: Token ids, shape (tokens,).
+        seq_length: Tokens a sequence; each comes with the one after it, which is its last target.
+        name: What it is, for the errors.
+
+    Raises:
+        Refused: If it is shorter than one sequence and its last target.
+    """
+
+    ids: np.ndarray
+    seq_length: int
+    name: str
+
+    def __post_init__(self) -> None:
+        if len(self.ids) <= self.seq_length:
+            refuse(
+                "too_short",
+                "data",
+                f"the {self.name} part has {len(self.ids)} tokens, a sequence takes {self.seq_length + 1}; "
+                "give more text or a smaller seq_length",
+            )
+
+    @property
+    def digest(self) -> str:
+        """A hash of the token ids (16 hex digits)."""
+        return hashlib.sha256(self.ids.astype("<i4").tobytes()).hexdigest()[:16]
+
+    def shuffled(self, number: int, batch_size: int, seed: int) -> np.ndarray:
+        """Training batch ``number``, counted from 0: shape (batch_size, seq_length + 1), int32.
+
+        The stream is gone through epoch after epoch; each epoch cuts it at another offset and in another order.
+        """
+        slack = min(self.seq_length - 1, len(self.ids) - self.seq_length - 1)
+        per_epoch = (len(self.ids) - 1 - slack) // self.seq_length
+        rows = []
+        for row in range(number * batch_size, (number + 1) * batch_size):
+            epoch, index = divmod(row, per_epoch)
+            offset, order = _epoch(seed, epoch, slack, per_epoch)
+            rows.append(self._sequence(offset + order[index] * self.seq_length))
+        return np.stack(rows)
+
+    def evenly(self, batches: int, batch_size: int) -> list[np.ndarray]:
+        """Validation batches, spread evenly over the stream; fewer where it has fewer sequences.
+
+        Each has shape (batch_size, seq_length + 1) but the last, which may have fewer rows.
+        """
+        whole = (len(self.ids) - 1) // self.seq_length
+        wanted = min(whole, batches * batch_size)
+        starts = [n * whole // wanted * self.seq_length for n in range(wanted)]
+        return [
+            np.stack([self._sequence(start) for start in starts[first : first + batch_size]])
+            for first in range(0, wanted, batch_size)
+        ]
+
+    def _sequence(self, start: int) -> np.ndarray:
+        return self.ids[start : start + self.seq_length + 1]
+
+
+@lru_cache(maxsize=4)
+def _epoch(seed: int, epoch: int, slack: int, per_epoch: int) -> tuple[int, np.ndarray]:
+    """Offset and order of one epoch."""
+    random = np.random.default_rng([seed, epoch])
+    return int(random.integers(slack + 1)), random.permutation(per_epoch)
+
+
+def token_stream(
+    documents: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]], seq_length: int, name: str
+) -> TokenStream:
+    """Documents, encoded and laid one after the other."""
+    rows = encode(documents)
+    ids = np.concatenate([np.asarray(row, dtype=np.int32) for row in rows]) if rows else np.zeros(0, np.int32)
+    return TokenStream(ids, seq_length, name)

@@ -1,0 +1,102 @@
+"""The training loop's one owner of position and numbering: how many updates were made, and on which batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..errors import NonFiniteLoss
+from .step import Loss, TrainStep, next_token_loss
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a run is.
+
+    Args:
+        update: Updates made.
+        micro_batches: Micro-batches used, which is the number of the next one.
+        tokens: Tokens learned from.
+        seconds: Time spent in training, over all its parts.
+    """
+
+    update: int = 0
+    micro_batches: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """Makes updates on numbered batches.
+
+    Args:
+        model: The model.
+        optimizer: Any MLX optimizer; its state is started here, unless it was.
+        batch: Micro-batch by number, counted from 0: token ids or whatever ``loss`` takes.
+        accumulation: Micro-batches an update.
+        loss: Mean loss of a micro-batch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        batch: Callable[[int], np.ndarray],
+        *,
+        accumulation: int = 1,
+        loss: Loss = next_token_loss,
+    ) -> None:
+        optimizer.init(model.trainable_parameters())
+        self.model = model
+        self.optimizer = optimizer
+        self.position = Position()
+        self._batch = batch
+        self._accumulation = accumulation
+        self._loss = loss
+        self._step = TrainStep(model, optimizer, loss)
+        self._evaluation = mx.compile(lambda rows: loss(model, rows), inputs=model.state)
+
+    def advance(self) -> float:
+        """Make the next update and return its mean loss.
+
+        Raises:
+            NonFiniteLoss: If the loss is infinite or not a number. The update has been made by then; go back to the
+                last checkpoint.
+        """
+        first = self.position.micro_batches
+        numbers = range(first, first + self._accumulation)
+        batches = [mx.array(self._batch(number)) for number in numbers]
+        self.model.train()
+        loss = self._step(batches)
+        self.position.update += 1
+        self.position.micro_batches += self._accumulation
+        self.position.tokens += sum(batch.shape[0] * (batch.shape[1] - 1) for batch in batches)
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(f"the loss of update {self.position.update} is {loss}")
+        return loss
+
+    def evaluate(self, batches: Sequence[np.ndarray], *, at: str = "x") -> float:
+        """Mean loss over batches, at ``x`` or at ``y``; weights, state and mode are as before afterwards.
+
+        Args:
+            batches: Batches of any number of rows.
+            at: Which weights. ``"x"`` is the average; for an optimizer that keeps none, it is what the model holds.
+        """
+        if at == "x" and hasattr(self.optimizer, "averaged"):
+            with self.optimizer.averaged(self.model):
+                return self._mean_loss(batches)
+        return self._mean_loss(batches)
+
+    def _mean_loss(self, batches: Sequence[np.ndarray]) -> float:
+        self.model.eval()
+        total = rows = 0.0
+        for batch in batches:
+            total += self._evaluation(mx.array(batch)).item() * len(batch)
+            rows += len(batch)
+        self.model.train()
+        return total / rows

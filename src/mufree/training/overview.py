@@ -1,0 +1,126 @@
+"""The plan of a run as tables: what a person checks before a long one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from rich.console import Group
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .folder import RunFolder
+    from .prepare import Prepared
+_CHECKPOINT, _EXPORT = 16, 4
+"""Bytes a parameter: float32 y, x, z and v; and x alone."""
+
+
+def overview(prepared: Prepared, folder: RunFolder) -> Group:
+    """Both tables: the width-multiplier groups, and the totals with what will be written where."""
+    return Group(_groups_table(prepared), _totals_table(prepared, folder))
+
+
+def group_rows(prepared: Prepared) -> list[dict[str, Any]]:
+    """One row for each set of parameters with the same kind, multipliers and decay.
+
+    Each has ``kind``, ``m_in``, ``tensors``, ``parameters``, ``init_std`` (lowest and highest std of its fresh
+    tensors), ``init`` (factor on the base model's std), ``lr``, ``eps``, ``weight_decay``.
+    """
+    plan = prepared.plan
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for path, array in tree_flatten(prepared.model.trainable_parameters()):
+        scale = prepared.scales[path]
+        key = (scale.kind, scale.m_in, scale.init, scale.lr, scale.eps, scale.weight_decay)
+        row = rows.setdefault(
+            key,
+            {
+                "kind": scale.kind,
+                "m_in": scale.m_in,
+                "tensors": 0,
+                "parameters": 0,
+                "init": scale.init,
+                "lr": plan.peak_lr * scale.lr,
+                "eps": (plan.eps or 0.0) * scale.eps,
+                "weight_decay": plan.weight_decay * scale.weight_decay,
+                "stds": [],
+            },
+        )
+        row["tensors"] += 1
+        row["parameters"] += array.size
+        row["stds"].append(mx.std(array).item())
+    return [{**row, "init_std": (min(row["stds"]), max(row["stds"]))} | {"stds": None} for row in rows.values()]
+
+
+def _groups_table(prepared: Prepared) -> Table:
+    table = Table(title="μP groups", title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("kind", "m_in", "tensors", "parameters", "init std", "× base", "rate", "eps", "decay"):
+        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+    for row in group_rows(prepared):
+        low, high = row["init_std"]
+        table.add_row(
+            row["kind"],
+            f"{row['m_in']:g}",
+            f"{row['tensors']}",
+            f"{row['parameters']:,}",
+            f"{low:.3g}" if high - low <= 0.1 * high else f"{low:.3g}–{high:.3g}",
+            f"{row['init']:.3g}",
+            f"{row['lr']:.3g}",
+            f"{row['eps']:.3g}",
+            f"{row['weight_decay']:.3g}",
+        )
+    return table
+
+
+def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
+    config, plan = prepared.config, prepared.plan
+    parameters = sum(array.size for _, array in tree_flatten(prepared.model.trainable_parameters()))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in (
+        ("model", f"{config.model_type}, width {config.width}, {config.layers} layers, {parameters:,} parameters"),
+        ("μP", f"base width {config.base_width}: {_multiplier(prepared)}; {prepared.scales.readout.way}"),
+        ("optimizer", f"{plan.optimizer_name}, rate {plan.peak_lr:g} at the base width, β {plan.betas}"),
+        ("warmup", f"{plan.warmup_updates} updates, then constant"),
+        ("stops", _stops(prepared)),
+        ("an update", f"{config.accumulation} × {config.batch_size} sequences × {config.seq_length} tokens"),
+        ("data", f"{prepared.corpus.name}: {_documents(prepared)}"),
+        ("writes", f"{folder.metrics}, {folder.checkpoints} (every {config.save_every} updates), {folder.export}"),
+        (
+            "",
+            f"{config.keep} checkpoints of {_size(_CHECKPOINT * parameters)}, an export of {_size(_EXPORT * parameters)}",
+        ),
+    ):
+        table.add_row(name, value)
+    for text in (*plan.notes, *plan.warnings, *([prepared.corpus.note] if prepared.corpus.note else [])):
+        table.add_row("note", text)
+    return table
+
+
+def _multiplier(prepared: Prepared) -> str:
+    ratio = prepared.config.width / prepared.config.base_width
+    if ratio == 1:
+        return "every multiplier is 1, this is standard parametrisation"
+    return f"width multiplier {ratio:g}"
+
+
+def _stops(prepared: Prepared) -> str:
+    config = prepared.config
+    limits = [f"after {config.update_limit} updates"] if config.update_limit is not None else []
+    limits += [f"after {config.max_time:g} minutes"] if config.max_time is not None else []
+    return " or ".join(limits) + ", or at Ctrl-C; nothing depends on the end"
+
+
+def _documents(prepared: Prepared) -> str:
+    corpus, train, valid = prepared.corpus, prepared.train, prepared.valid
+    return (
+        f"{len(corpus.train)} documents, {len(train.ids):,} tokens to train on; "
+        f"{len(corpus.valid)}, {len(valid.ids):,} to validate on"
+    )
+
+
+def _size(count: float) -> str:
+    units = ["B", "kB", "MB", "GB"]
+    while count >= 1000 and len(units) > 1:
+        count /= 1000
+        units.pop(0)
+    return f"{count:.3g} {units[0]}"

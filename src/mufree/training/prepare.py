@@ -1,0 +1,124 @@
+"""Everything that a pretraining run decides before its first update, or refuses. Nothing is written here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from ..build import build_optimizer
+from ..errors import Reasons
+from ..lm.building import base_shapes, build
+from ..lm.configs import at_width, new_config
+from ..lm.tokenizer import encode_documents, load_tokenizer, tokenizer_hash
+from ..mup import parametrize
+from ..plan import OptimizerPlan, plan_optimizer
+from .config import PretrainConfig
+from .data import Corpus, TokenStream, read_corpus, token_stream
+
+if TYPE_CHECKING:
+    from ..mup import Scales
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run, ready to start.
+
+    Args:
+        config: Its settings.
+        model_config: The model's config.
+        model: The fresh model.
+        scales: Its μP scales.
+        plan: The optimizer's plan.
+        optimizer: The optimizer.
+        tokenizer: A transformers tokenizer.
+        corpus: The documents.
+        train: Tokens to train on.
+        valid: Tokens to validate on.
+    """
+
+    config: PretrainConfig
+    model_config: dict[str, Any]
+    model: Any
+    scales: Scales
+    plan: OptimizerPlan
+    optimizer: Any
+    tokenizer: Any
+    corpus: Corpus
+    train: TokenStream
+    valid: TokenStream
+
+    def identity(self) -> dict[str, Any]:
+        """What a run must share with the one that it goes on from, beside its settings."""
+        return {
+            "model_config": self.model_config,
+            "tokenizer": tokenizer_hash(self.tokenizer),
+            "train_tokens": self.train.digest,
+            "valid_tokens": self.valid.digest,
+        }
+
+
+def prepare(config: PretrainConfig) -> Prepared:
+    """Decide everything from the settings: data, model, μP, optimizer.
+
+    The global random state is set from ``config.seed``; the model is fresh and parametrized.
+
+    Raises:
+        Refused: With every reason that the settings, the data and the tokenizer give.
+    """
+    reasons = Reasons()
+    plan = reasons.attempt(plan_run, config)
+    corpus = reasons.attempt(read_corpus, config.data)
+    tokenizer = reasons.attempt(load_tokenizer, config.tokenizer)
+    model_config = reasons.attempt(_model_config, config, 257 if tokenizer is None else len(tokenizer))
+    train = valid = None
+    if corpus and tokenizer is not None:
+        train = reasons.attempt(token_stream, corpus.train, _encoder(tokenizer), config.seq_length, "training")
+        valid = reasons.attempt(token_stream, corpus.valid, _encoder(tokenizer), config.seq_length, "validation")
+    reasons.refuse_if_any()
+    if plan is None or corpus is None or model_config is None or train is None or valid is None:
+        raise AssertionError("a part is missing and nobody said why")
+    mx.random.seed(config.seed)
+    model = build(model_config)
+    scales = parametrize(
+        model,
+        base_shapes(model_config, config.base_width),
+        zero_readout=config.zero_readout,
+        zero_query=config.zero_query,
+        weight_decay=config.decay_rule,
+    )
+    optimizer = build_optimizer(plan, model, scales=scales)
+    mx.eval(model.parameters())
+    return Prepared(config, model_config, model, scales, plan, optimizer, tokenizer, corpus, train, valid)
+
+
+def plan_run(config: PretrainConfig) -> OptimizerPlan:
+    """The optimizer's plan. It has no declared end: nothing about the end of a run changes an update."""
+    return plan_optimizer(
+        optimizer="schedule_free_adamw",
+        lr=config.lr,
+        warmup_steps=config.warmup,
+        weight_decay=config.weight_decay,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        grad_accumulation_steps=config.accumulation,
+    )
+
+
+def _model_config(config: PretrainConfig, vocab_size: int) -> dict[str, Any]:
+    made = new_config(
+        config.model_type,
+        width=config.width,
+        layers=config.layers,
+        head_dim=config.head_dim,
+        vocab_size=vocab_size,
+        max_length=max(2048, config.seq_length),
+        fields=config.model,
+    )
+    at_width(made, config.base_width)
+    return made
+
+
+def _encoder(tokenizer: Any) -> Any:
+    return lambda documents: encode_documents(tokenizer, documents)

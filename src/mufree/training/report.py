@@ -1,0 +1,153 @@
+"""What a run tells: metrics as JSON lines, and progress for a person, live or as plain lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from ..files import write_text
+
+
+class Reporter(Protocol):
+    """Hears what a run does. Losses are nats a token."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def start(self, update: int, limit: int | None) -> None:
+        """Training starts after ``update`` updates and goes on to ``limit``."""
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """One line of the metrics."""
+
+    def stop(self) -> None:
+        """Training has ended."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def note(self, text: str) -> None:
+        """See :class:`Reporter`."""
+
+    def start(self, update: int, limit: int | None) -> None:
+        """See :class:`Reporter`."""
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """See :class:`Reporter`."""
+
+    def stop(self) -> None:
+        """See :class:`Reporter`."""
+
+
+class ConsoleReporter:
+    """A live line on a terminal, plain lines elsewhere.
+
+    Args:
+        console: Where to write.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._progress: Progress | None = None
+        self._limit: int | None = None
+        self._seen: dict[str, Any] = {}
+
+    def note(self, text: str) -> None:
+        """See :class:`Reporter`."""
+        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def start(self, update: int, limit: int | None) -> None:
+        """See :class:`Reporter`."""
+        self._limit = limit
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("update {task.completed:.0f}" + ("/{task.total:.0f}" if limit else "")),
+                BarColumn(bar_width=20),
+                TaskProgressColumn(),
+                TextColumn("{task.description}"),
+                console=self.console,
+                transient=True,
+            )
+            self._progress.add_task("", total=limit, completed=update)
+            self._progress.start()
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """See :class:`Reporter`."""
+        self._seen.update(line)
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=line["update"], description=self._summary())
+        if self._progress is None or "valid_loss_x" in line or "valid_loss_y" in line:
+            self.note(_plain(line))
+
+    def stop(self) -> None:
+        """See :class:`Reporter`."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _summary(self) -> str:
+        seen = self._seen
+        parts = [f"loss {seen['loss']:.3f}"] if "loss" in seen else []
+        parts += [f"valid {seen['valid_loss_x']:.3f}"] if "valid_loss_x" in seen else []
+        if "tokens_per_second" in seen:
+            parts += [f"{seen['tokens_per_second']:,.0f} tokens/s", f"rate {seen['lr']:.3g}"]
+        if seen.get("seconds_left") is not None:
+            parts += [f"{_clock(seen['seconds_left'])} left"]
+        return "  ".join(parts)
+
+
+def _plain(line: Mapping[str, Any]) -> str:
+    parts = [f"update {line['update']:>5}"]
+    if "loss" in line:
+        parts += [f"loss {line['loss']:.4f}", f"rate {line['lr']:.4g}", f"{line['tokens_per_second']:,.0f} tokens/s"]
+        parts += [f"{_clock(line['seconds_left'])} left"] if line.get("seconds_left") is not None else []
+    if "valid_loss_x" in line:
+        parts += [f"validation loss {line['valid_loss_x']:.4f} at x"]
+    if "valid_loss_y" in line:
+        parts += [f"validation loss {line['valid_loss_y']:.4f} at y"]
+    return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Metrics:
+    """The JSON-lines file of a run: one object a report, each line complete when it is there.
+
+    Args:
+        path: The file.
+        update: Lines of later updates are dropped first: the run goes on from here and writes them again.
+    """
+
+    def __init__(self, path: Path, update: int) -> None:
+        kept = [line for line in read_metrics(path) if line["update"] <= update]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append one object."""
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The objects of a metrics file; a last line that was cut short is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            lines.append(dict(json.loads(text)))
+        except ValueError:
+            break
+    return lines

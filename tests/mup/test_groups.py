@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+from mup_models import flat, llama_at, mlp_at
+
+from mufree import Refused, ShapeMismatch, make_base_shapes, mup_scales, param_groups
+
+SHAPES = make_base_shapes(llama_at(64), llama_at(128))
+
+
+def test_every_parameter_is_in_exactly_one_group_and_none_is_empty() -> None:
+    """The groups are a partition of the trainable parameters."""
+    model = llama_at(512)
+    scales = mup_scales(model, SHAPES)
+    groups = param_groups(model.trainable_parameters(), scales, learning_rate=0.01, weight_decay=0.1)
+    paths = [path for group in groups for path in group.paths]
+    assert sorted(paths) == sorted(flat(model))
+    assert all(group.paths for group in groups)
+    assert sum(group.parameters for group in groups) == sum(a.size for a in flat(model).values())
+
+
+def test_rates_and_decays_at_eight_times_the_width() -> None:
+    """Rate 0.01 and decay 0.1 become 0.00125 and 0.8 for hidden tensors: their product stays."""
+    scales = mup_scales(llama_at(512), SHAPES)
+    groups = {g.kind: g for g in param_groups(llama_at(512), scales, learning_rate=0.01, weight_decay=0.1)}
+    hidden = groups["hidden"]
+    assert (hidden.width_mult, hidden.learning_rate, hidden.weight_decay, hidden.eps) == (8, 0.00125, 0.8, 0.125)
+    assert (groups["output-like"].learning_rate, groups["output-like"].eps) == (0.00125, 1)
+    assert (groups["input-like"].learning_rate, groups["input-like"].weight_decay) == (0.01, 0.1)
+
+
+def test_decoupled_decay_is_left_unscaled() -> None:
+    """As microsoft/mup's flag: 0.00125 and 0.1."""
+    scales = mup_scales(llama_at(512), SHAPES)
+    groups = param_groups(llama_at(512), scales, learning_rate=0.01, weight_decay=0.1, decoupled_wd=True)
+    assert {g.weight_decay for g in groups} == {0.1}
+    assert {g.learning_rate for g in groups} == {0.01, 0.00125}
+
+
+def test_a_users_group_is_split_and_keeps_its_own_keys() -> None:
+    """A decay mask and a rate factor compose; other keys are handed on."""
+    shapes = make_base_shapes(mlp_at(64), mlp_at(128))
+    model = mlp_at(512)
+    scales = mup_scales(model, shapes)
+    own = [
+        {"match": "*.bias", "weight_decay": 0.0, "betas": (0.8, 0.9)},
+        {"match": ["layers.2.*", "layers.4.*"], "learning_rate": 1.0},
+    ]
+    groups = param_groups(model, scales, learning_rate=0.01, weight_decay=0.1, groups=own)
+    where = {path: group for group in groups for path in group.paths}
+    assert where["layers.0.bias"].weight_decay == 0
+    assert where["layers.0.bias"].options["betas"] == (0.8, 0.9)
+    assert where["layers.2.weight"].learning_rate == pytest.approx(1 / 8)
+    assert where["layers.2.weight"].weight_decay == pytest.approx(0.8)
+    assert where["layers.0.weight"].learning_rate == 0.01
+
+
+def test_a_group_that_matches_nothing_is_refused() -> None:
+    """A misspelt pattern is not passed over."""
+    scales = mup_scales(llama_at(512), SHAPES)
+    with pytest.raises(Refused, match=r"groups\[0\].*\*\.baises"):
+        param_groups(llama_at(512), scales, learning_rate=0.01, groups=[{"match": "*.baises"}])
+
+
+def test_a_parameter_without_a_scale_lists_old_and_new_paths() -> None:
+    """Scales are keyed by path; a renamed path is an error that says both."""
+    scales = mup_scales({"w": (512, 512)}, make_base_shapes({"w": (64, 64)}, {"w": (128, 128)}))
+    with pytest.raises(ShapeMismatch, match=r"v: no scale is known; scales without a parameter: w"):
+        param_groups({"v": (512, 512)}, scales, learning_rate=0.01)
