@@ -327,3 +327,35 @@ def test_schedule_free_gets_its_own_settings() -> None:
         ours, theirs = optimizer.apply_gradients(gradients, ours), expected.apply_gradients(gradients, theirs)
     assert mx.array_equal(ours["w"], theirs["w"])
     assert mx.array_equal(optimizer.average(ours)["w"], expected.average(theirs)["w"])
+
+
+@pytest.mark.parametrize("warmup", [0, 4])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"name": "cosine_decay", "arguments": [1e-4, 16, 1e-6]},
+        {"name": "linear_schedule", "arguments": [1e-4, 0.0, 16]},
+        {"name": "exponential_decay", "arguments": [1e-4, 0.9]},
+        {"name": "step_decay", "arguments": [1e-4, 0.5, 3]},
+    ],
+    ids=lambda named: named["name"],
+)
+def test_mlx_lm_s_schedules_are_mlx_lm_s_bit_for_bit(named: dict[str, Any], warmup: int) -> None:
+    """The rates are those of its own builder, the floats of the plan are the same numbers, and none is negative."""
+    utils = pytest.importorskip("mlx_lm.tuner.utils")
+    mapping = {**named, "warmup": warmup}
+    plan = plan_optimizer(optimizer="adamw", lr=1e-4, scheduler=mapping)
+    ours, theirs = mufree.build_lr_schedule(plan), utils.build_schedule(mapping)
+    for k in range(30):
+        step = mx.array(k, mx.uint64)
+        assert ours(step).item() == max(theirs(step).item(), 0.0)
+        assert plan.rate(k) == pytest.approx(ours(step).item(), abs=1e-4 * FLOAT32)
+
+
+def test_adafactor_s_rate_acts() -> None:
+    """With the rate alone MLX ignores it: 1e-3 and 10 would give the same parameters."""
+    moved = []
+    for lr in (1e-3, 10.0):
+        optimizer = build_optimizer(plan_optimizer(optimizer="adafactor", lr=lr))
+        moved.append(optimizer.apply_gradients({"w": mx.array([0.5])}, {"w": mx.array([1.0])})["w"].item() - 1.0)
+    assert moved[1] / moved[0] == pytest.approx(1e4, rel=1e-3)
