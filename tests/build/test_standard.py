@@ -359,3 +359,9 @@ def test_adafactor_s_rate_acts() -> None:
         optimizer = build_optimizer(plan_optimizer(optimizer="adafactor", lr=lr))
         moved.append(optimizer.apply_gradients({"w": mx.array([0.5])}, {"w": mx.array([1.0])})["w"].item() - 1.0)
     assert moved[1] / moved[0] == pytest.approx(1e4, rel=1e-3)
+
+
+def test_the_clip_is_torch_s_to_its_epsilon() -> None:
+    """max_norm / (norm + 1e-6): a norm of 3e-6 clipped to 1e-6 is scaled by a quarter, not by a third."""
+    clipped = clipped_gradients({"w": mx.array([3e-6])}, 1e-6)
+    assert clipped["w"].item() == pytest.approx(3e-6 / 4, rel=NORM)

@@ -135,7 +135,7 @@ def test_a_rate_that_never_leaves_warmup_is_said(name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_a_beta2_that_float32_blurs_is_said(name: str) -> None:
     """6e-6 at 0.9999, and nothing at 0.999; ours, and the forms with their own correction, are exact."""
-    assert "off by about 6e-06" in warned(optimizer=name, betas=(0.9, 0.9999))
+    assert "costs 6e-06 of the weights" in warned(optimizer=name, betas=(0.9, 0.9999))
     assert warned(optimizer=name, betas=(0.9, 0.999)) == ""
     assert warned(optimizer="schedule_free_adamw", betas=(0.9, 0.9999)) == ""
 
