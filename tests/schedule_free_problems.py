@@ -19,7 +19,9 @@ def start(seed: int) -> dict[str, np.ndarray]:
 def gradient(weights: dict[str, np.ndarray], k: int, seed: int) -> dict[str, np.ndarray]:
     """A noisy gradient at ``weights``, of update ``k``: a quartic bowl and noise that depends only on k and seed."""
     generator = np.random.default_rng((seed, k))
-    return {name: w + 0.1 * w**3 + generator.normal(size=w.shape) for name, w in weights.items()}
+    return {
+        name: weights[name] + 0.1 * weights[name] ** 3 + generator.normal(size=shape) for name, shape in SHAPES.items()
+    }
 
 
 def to_mlx(arrays: dict[str, np.ndarray], dtype: mx.Dtype) -> dict[str, mx.array]:

@@ -3,13 +3,17 @@ from . import training as training
 from .build import build_lr_schedule as build_lr_schedule
 from .build import build_optimizer as build_optimizer
 from .errors import CheckpointError as CheckpointError
+from .errors import NonFiniteLoss as NonFiniteLoss
 from .errors import Reason as Reason
 from .errors import Refused as Refused
 from .errors import ShapeMismatch as ShapeMismatch
 from .mup import BaseShapes as BaseShapes
+from .mup import MuReadout as MuReadout
+from .mup import MuSharedReadout as MuSharedReadout
 from .mup import ParamGroup as ParamGroup
 from .mup import Scale as Scale
 from .mup import Scales as Scales
+from .mup import attention_scale as attention_scale
 from .mup import make_base_shapes as make_base_shapes
 from .mup import mup_scales as mup_scales
 from .mup import param_groups as param_groups

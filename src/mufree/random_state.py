@@ -15,7 +15,7 @@ def random_key() -> mx.array:
 
 def set_random_key(key: mx.array) -> None:
     """Make ``key`` the global key: MLX's seed is the key's two halves as one number."""
-    high, low = (int(half) for half in key.tolist())  # type: ignore[union-attr]
+    high, low = (int(key[half].item()) for half in range(2))  # type: ignore[arg-type]
     mx.random.seed((high << 32) | low)
 
 

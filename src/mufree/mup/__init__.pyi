@@ -1,8 +1,11 @@
 from .groups import ParamGroup as ParamGroup
 from .groups import param_groups as param_groups
 from .init import parametrize as parametrize
+from .layers import MuReadout as MuReadout
+from .layers import MuSharedReadout as MuSharedReadout
+from .layers import attention_scale as attention_scale
 from .scales import Scale as Scale
 from .scales import Scales as Scales
-from .scales import mup_scales as mup_scales
+from .scaling import mup_scales as mup_scales
 from .shapes import BaseShapes as BaseShapes
 from .shapes import make_base_shapes as make_base_shapes

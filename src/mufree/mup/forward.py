@@ -6,18 +6,21 @@ and the name of their class, so that mlx-lm need not be imported.
 
 from __future__ import annotations
 
+from typing import Any
+
 from .walk import modules
 
-# Place -> attributes of the model and the power that each enters with, by module of the class `Model`.
+READOUT = "readout"
+# Pattern of the parameters (or the logits) -> attributes of the model, each with the power that it enters with.
 _Places = dict[str, tuple[tuple[str, float], ...]]
-_GRANITE: _Places = {"embedding": (("model.embedding_multiplier", 1.0),), "readout": (("logits_scaling", -1.0),)}
-_COHERE: _Places = {"readout": (("model.args.logit_scale", 1.0),)}
+_TOKENS = "*embed_tokens.weight"
+_GRANITE: _Places = {_TOKENS: (("model.embedding_multiplier", 1.0),), READOUT: (("logits_scaling", -1.0),)}
+_COHERE: _Places = {READOUT: (("model.args.logit_scale", 1.0),)}
 _MINICPM: _Places = {
-    "embedding": (("args.scale_emb", 1.0),),
-    # The tied path of minicpm skips the division.
-    "untied_readout": (("args.dim_model_base", 1.0), ("args.hidden_size", -1.0)),
+    _TOKENS: (("args.scale_emb", 1.0),),
+    READOUT: (("args.dim_model_base", 1.0), ("args.hidden_size", -1.0)),
 }
-_GEMMA: _Places = {"embedding": (("args.hidden_size", 0.5),)}
+_ROOT: _Places = {_TOKENS: (("args.hidden_size", 0.5),)}
 _FAMILIES: dict[str, _Places] = {
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
@@ -26,35 +29,56 @@ _FAMILIES: dict[str, _Places] = {
     "cohere2": _COHERE,
     "minicpm": _MINICPM,
     "minicpm3": _MINICPM,
-    "gemma": _GEMMA,
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
+    "gemma": _ROOT,
+    "gemma2": _ROOT,
+    "gemma3_text": _ROOT,
+    "recurrent_gemma": _ROOT,
+    "afmoe": _ROOT,
+    "gear": {_TOKENS: (("model.embed_scale", 1.0),)},
+    "gemma3n": {_TOKENS: (("hidden_size", 0.5),), "*per_layer_model_projection.weight": (("hidden_size", -0.5),)},
+    "gemma4_text": {
+        _TOKENS: (("model.embed_scale", 1.0),),
+        "*per_layer_model_projection.weight": (("model.config.hidden_size", -0.5),),
+    },
+    "muse_glimmer": {READOUT: (("args.output_multiplier", 1.0),)},
+    "phi3small": {
+        _TOKENS: (("model.mup_embedding_multiplier", 1.0),),
+        READOUT: (("mup_width_multiplier", -1.0),),
+    },
 }
+_CLASSES = {"gemma3n": "LanguageModel"}
+# A setting that switches the multiplier of the embedding off.
+_SWITCHES = {"recurrent_gemma": "args.embeddings_scale_by_sqrt_dim", "afmoe": "args.mup_enabled"}
 
 
 def forward_multipliers(model: object) -> dict[str, float]:
-    """The forward multipliers in a model's configuration, by place: ``embedding``, ``readout``.
+    """The forward multipliers in a model's configuration, by path pattern or ``readout`` for the logits.
 
     Args:
         model: Any model, tree or mapping of shapes; what is not recognised has none.
     """
+    found: dict[str, float] = {}
     for _, module in modules(model):
         package, _, family = type(module).__module__.rpartition(".")
-        if package != "mlx_lm.models" or type(module).__name__ != "Model" or family not in _FAMILIES:
+        known = package == "mlx_lm.models" and type(module).__name__ == _CLASSES.get(family, "Model")
+        if not known or family not in _FAMILIES or not _switched_on(module, family):
             continue
-        found = {}
         for place, factors in _FAMILIES[family].items():
-            if place == "untied_readout" and "lm_head" not in module:
+            # The tied path of minicpm skips the division.
+            if place == READOUT and family.startswith("minicpm") and "lm_head" not in module:
                 continue
             value = 1.0
             for attribute, power in factors:
                 value *= float(_attribute(module, attribute)) ** power
-            found[place.removeprefix("untied_")] = value
-        return found
-    return {}
+            found[place] = value
+    return found
 
 
-def _attribute(owner: object, dotted: str) -> float:
+def _switched_on(module: Any, family: str) -> bool:
+    return family not in _SWITCHES or bool(_attribute(module, _SWITCHES[family]))
+
+
+def _attribute(owner: Any, dotted: str) -> Any:
     for name in dotted.split("."):
         owner = getattr(owner, name)
-    return owner  # type: ignore[return-value]
+    return owner

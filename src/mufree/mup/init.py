@@ -15,10 +15,12 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 
 from ..errors import Reasons, refuse
+from .gains import carried, is_constant
 from .kinds import Placement
 from .queries import zeroed_queries
 from .rules import Decay, Family
-from .scales import Decided, Scales, decide, match_patterns
+from .scales import Scales
+from .scaling import Choices, Decided, decide, match_patterns
 from .shapes import NOTHING, BaseShapes
 from .walk import Leaf, is_module
 
@@ -41,6 +43,7 @@ def parametrize(
     overrides: Mapping[str, str] = NOTHING,
     multipliers: Mapping[str, float] = NOTHING,
     readout_gain: str | None = None,
+    base_head_dim: int | None = None,
 ) -> Scales:
     """Give a fresh model its μP start, in place, and return its scales. At base width no bit changes.
 
@@ -58,6 +61,7 @@ def parametrize(
         overrides: See :func:`mup_scales`.
         multipliers: See :func:`mup_scales`.
         readout_gain: See :func:`mup_scales`.
+        base_head_dim: See :func:`mup_scales`.
 
     Raises:
         ShapeMismatch: The model and the base shapes do not belong together.
@@ -65,18 +69,18 @@ def parametrize(
     """
     if not is_module(model):
         refuse("model", "model", f"{type(model).__name__} is no MLX module; a bare tree only has scales (mup_scales)")
-    decided = decide(
-        model,
-        base_shapes,
+    choices = Choices(
         family=family,
         weight_decay=weight_decay,
         scale_eps=scale_eps,
         overrides=overrides,
         multipliers=multipliers,
         readout_gain=readout_gain,
+        base_head_dim=base_head_dim,
     )
+    decided = decide(model, base_shapes, choices)
     problems = Reasons()
-    zeros = {**_zeroed_heads(decided, zero_readout, problems)}
+    zeros = _zeroed_heads(decided, zero_readout, problems)
     if zero_query:
         zeros.update(zeroed_queries(model, decided.found, problems))
     if init == "keep":
@@ -115,14 +119,13 @@ def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> d
             std = stds[leaf.path] * scale.init
             changed[leaf.path] = mx.random.normal(leaf.value.shape, leaf.value.dtype, scale=std)
             continue
-        carrier = leaf.path in decided.scales.readout.gains
-        if carrier:
-            value = _carried(leaf, decided.scales.readout.share, problems)
+        if leaf.path in decided.gains:
+            value = carried(leaf, decided.gains[leaf.path], problems)
         else:
             _check_fresh(leaf, placement, problems)
             factor = scale.init / placement.start.shrunk
             value = leaf.value if math.isclose(factor, 1.0, rel_tol=1e-12) else leaf.value * factor
-            if value is not leaf.value and placement.start.law == "unknown" and not _is_constant(leaf.value):
+            if value is not leaf.value and placement.start.law == "unknown" and not is_constant(leaf.value):
                 problems.add(
                     "unknown_start",
                     leaf.path,
@@ -132,33 +135,6 @@ def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> d
         if value is not leaf.value:
             changed[leaf.path] = value
     return changed
-
-
-def _carried(leaf: Leaf, share: float, problems: Reasons) -> mx.array:
-    """The gain that makes the norm's output ``share`` times what it was, for y = g·x̂ and for y = (1 + g)·x̂ alike."""
-    start = leaf.value
-    if not _is_constant(start):
-        problems.add("not_fresh", leaf.path, "is a gain that has moved from its start; init='keep' keeps weights")
-        return start
-    value = start[:1].astype(mx.float32).item()
-    offset = 0.0 if leaf.name == "bias" else gain_offset(leaf)
-    if leaf.name != "bias" and value + offset not in (1.0, 2.0):
-        problems.add("not_fresh", leaf.path, f"starts at {value + offset:g}, not 1 or 2: parametrized before?")
-    return start if share == 1.0 else (start + offset) * share - offset
-
-
-def gain_offset(leaf: Leaf) -> float:
-    """What a norm adds to its gain before it multiplies: 0 for most, 1 for Gemma's; found by calling it twice."""
-    gain = leaf.value
-    probe = mx.arange(1, gain.size + 1).astype(mx.float32)[None]
-    outputs = []
-    try:
-        for value in (0.0, 1.0):
-            setattr(leaf.owner, leaf.name, mx.full(gain.shape, value, dtype=mx.float32))
-            outputs.append(leaf.owner(probe)[0, -1].item())
-    finally:
-        setattr(leaf.owner, leaf.name, gain)
-    return float(round(outputs[0] / (outputs[1] - outputs[0]), 3))
 
 
 def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
@@ -182,10 +158,6 @@ def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
             f"is not what MLX draws, {law}: its std is {math.sqrt(square):.4g}{outside}. Parametrize a fresh model "
             "once; for another initialisation give init={pattern: base std}, for trained weights init='keep'",
         )
-
-
-def _is_constant(value: mx.array) -> bool:
-    return bool((value == value.reshape(-1)[0]).all().item())
 
 
 def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> dict[str, mx.array]:

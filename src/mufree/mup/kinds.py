@@ -72,6 +72,10 @@ def place(
     if override is not None:
         return _overridden(path, dims, override, problems)
     layout = layout_of(classes, name, len(dims))
+    wide = [axis for axis, dim in enumerate(dims) if dim.size > 1]
+    if layout is None and len(wide) == 1 and any(c.startswith("mlx_lm:") for c in classes):
+        # A vector kept with axes of size 1 for broadcasting.
+        layout = Layout("*", name, "".join("o" if axis in wide else "." for axis in range(len(dims))), "unknown")
     if layout is None:
         return _by_axes(path, dims, classes, problems)
     source = siblings.get(layout.of, dims) if layout.of else dims

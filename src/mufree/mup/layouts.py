@@ -65,7 +65,28 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("mlx_lm:[LD]oRA*", "lora_a", "io", "uniform", "i", keeps_start=True),
     Layout("mlx_lm:[LD]oRA*", "lora_b", "io"),
     Layout("mlx_lm:DoRA*", "m", "o", keeps_start=True),
+    Layout("mlx_lm:*Gate", "weight", "oi"),
+    Layout("mlx_lm:*Router", "weight", "oi"),
+    Layout("mlx_lm:HyperConnection", "fn", "oi"),
+    Layout("mlx_lm:LoopGateProjection", "weight", "oi"),
+    Layout("mlx_lm:Model", "lm_head", "oi"),
+    # Gains of one head size a head: vectors, though stored as matrices.
+    Layout("mlx_lm:LayerNorm2D", "weight", "oo"),
+    Layout("mlx_lm:Attention", "[qk]_weight", "oo"),
+    Layout("mlx_lm:LayerNormPerHead", "*", "oo"),
+    Layout("mlx_lm:Rwkv7TimeMixing", "[kr]_[ka]", "oo"),
+    Layout("mlx_lm:RGLRU", "*_gate_weight", "hoi"),
+    Layout("mlx_lm:RGLRU", "*_gate_bias", "oo"),
+    Layout("mlx_lm:Attention", "conv_[kv]", "..o.."),
+    Layout("mlx_lm:Conv1d", "weight", "oki"),
+    Layout("mlx_lm:*Mamba*", "A_log", "o."),
 )
+
+# Rules for these are disputed or untested at width: selection in state-space models, low-rank attention.
+EXPERIMENTAL: dict[str, tuple[str, ...]] = {
+    "SSM": ("*.A_log", "*.dt_bias", "*.mixer.D", "*.mamba.D", "*.x_proj.*", "*.dt_proj.*", "*.rg_lru.*"),
+    "MLA": ("*.q_a_proj.*", "*.kv_a_proj*", "*.q_b_proj.*", "*.kv_b_proj.*", "*.embed_q.*", "*.unembed_out.*"),
+}
 
 
 @lru_cache(maxsize=4096)
@@ -76,6 +97,14 @@ def layout_of(classes: tuple[str, ...], name: str, rank: int) -> Layout | None:
             if fnmatchcase(owner, layout.owner) and fnmatchcase(name, layout.name) and fits(layout.axes, rank):
                 return layout
     return Layout("*", name, "o", "unknown") if rank == 1 and classes else None
+
+
+def experimental(path: str) -> str:
+    """Which experimental part a parameter belongs to, or nothing."""
+    for word, patterns in EXPERIMENTAL.items():
+        if any(fnmatchcase(path, pattern) for pattern in patterns):
+            return f"experimental: {word}"
+    return ""
 
 
 def fits(axes: str, rank: int) -> bool:

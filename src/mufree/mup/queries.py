@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import Reasons
+from .attention import QUERIES
 from .walk import Leaf, modules
 
-_QUERIES = ("q_proj", "query_proj", "wq", "q_b_proj", "query")
 _FUSED = ("qkv_proj", "wqkv", "c_attn", "qkv")
 
 
@@ -29,7 +29,7 @@ def zeroed_queries(model: Any, found: Sequence[Leaf], problems: Reasons) -> dict
         *above, layer, name = leaf.path.split(".") if leaf.path.count(".") else ("", leaf.path)
         if name not in ("weight", "bias"):
             continue
-        if layer.lower() in _QUERIES:
+        if layer.lower() in QUERIES:
             zeros[leaf.path] = mx.zeros_like(leaf.value)
         elif any(fnmatchcase(layer.lower(), pattern) for pattern in _FUSED):
             rows = _query_rows(parents.get(".".join(above)), leaf)
@@ -39,7 +39,7 @@ def zeroed_queries(model: Any, found: Sequence[Leaf], problems: Reasons) -> dict
             kept = mx.arange(leaf.shape[0]) >= rows
             zeros[leaf.path] = leaf.value * kept.reshape(-1, *[1] * (len(leaf.shape) - 1)).astype(leaf.value.dtype)
     if not zeros and not problems.found:
-        problems.add("zero_query", "zero_query", f"no layer is called {', '.join(_QUERIES + _FUSED)}")
+        problems.add("zero_query", "zero_query", f"no layer is called {', '.join(QUERIES + _FUSED)}")
     return zeros
 
 

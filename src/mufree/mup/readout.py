@@ -14,7 +14,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ..errors import Reasons
+from .forward import READOUT
 from .kinds import Placement
+from .shapes import BaseShapes
 from .walk import Leaf, modules
 
 Way = Literal["untied head", "tied head", "no readout"]
@@ -23,6 +25,7 @@ _NOT_HEADS = (
     "*gate*", "*router*", "k_proj", "v_proj", "key_proj", "value_proj", "wk", "wv", "q_a_proj", "kv_a_proj*",
     "lora_*", "*x_proj*",
 )  # fmt: skip
+_HEADS = ("lm_head", "head", "embed_out", "output", "readout", "classifier", "score")
 _GAINS = ("weight", "bias", "scale", "gain")
 
 
@@ -69,9 +72,9 @@ def find_readout(
     placement = placements.get(tied.path)
     if placement is None or placement.kind != "input-like":
         return Readout("tied head", (tied.path,))
-    share = forward.get(tied.path, 1.0) / placement.m_out / forward.get("readout", 1.0)
+    share = forward.get(tied.path, 1.0) / placement.m_out / forward.get(READOUT, 1.0)
     if math.isclose(share, 1.0, rel_tol=1e-12):
-        return Readout("tied head", (tied.path,), notes={tied.path: "tied; the configuration carries the 1/m"})
+        return Readout("tied head", (tied.path,), notes={tied.path: "tied; the model's own multiplier"})
     gains = _final_gains(found, tied, readout_gain)
     if not gains:
         problems.add(
@@ -85,6 +88,25 @@ def find_readout(
     return Readout("tied head", (tied.path,), gains, share, {tied.path: "tied", **dict.fromkeys(gains, carried)})
 
 
+def own_readouts(model: Any, base_shapes: BaseShapes, found: Sequence[Leaf], problems: Reasons) -> dict[str, float]:
+    """The multipliers of MuReadout and MuSharedReadout layers, by the path of the weight they read out with."""
+    result = {}
+    by_owner = {id(leaf.owner): leaf.path for leaf in found if leaf.name == "weight"}
+    for path, module in modules(model):
+        if not hasattr(module, "base_dims") or not hasattr(module, "width_mult"):
+            continue
+        shared = getattr(module, "shared", None)
+        weight = by_owner.get(id(module if shared is None else shared))
+        if weight is None:
+            problems.add("shared", path, "reads out with an embedding that is no part of the model any more")
+            continue
+        width, size = base_shapes[weight][-1], module.width_mult * module.base_dims
+        if module.base_dims != (width or size):
+            problems.add("base_dims", path, f"was made for a base width of {module.base_dims}, not of {width or size}")
+        result[READOUT if shared is not None else weight] = 1 / module.width_mult
+    return result
+
+
 def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[Leaf]:
     candidates = [
         leaf
@@ -95,12 +117,19 @@ def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[
         and len(leaf.shape) > 1
         and not any(fnmatchcase(part, pattern) for part in leaf.path.lower().split(".") for pattern in _NOT_HEADS)
     ]
+    called = [leaf for leaf in candidates if set(leaf.path.split(".")[-2:]) & set(_HEADS)]
+    if called:
+        return called
     skeletons = [_skeleton(leaf.path) for leaf in candidates]
     return [leaf for leaf, skeleton in zip(candidates, skeletons, strict=True) if skeletons.count(skeleton) == 1]
 
 
 def _tied(model: Any, found: Sequence[Leaf], heads: Sequence[Leaf]) -> Leaf | None:
     """The embedding whose weight gives the logits too: its module's name and ``as_linear`` stand in one function."""
+    shared = [module.shared for _, module in modules(model) if hasattr(module, "shared")]
+    for leaf in found:
+        if any(leaf.owner is embedding for embedding in shared) and leaf.name == "weight":
+            return leaf
     named = [names for _, module in modules(model) for names in _names_beside_as_linear(type(module))]
     sizes = {leaf.shape[0] for leaf in heads}
     for leaf in found:

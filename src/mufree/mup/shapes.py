@@ -54,7 +54,7 @@ class BaseShapes(Mapping[str, tuple[int | None, ...]]):
     Args:
         widths: For each parameter the base size of each axis, ``None`` for a finite axis.
         sizes: All base sizes, finite ones too, where known (a ``.bsh`` file does not hold them).
-        forward: The base model's own forward multipliers by place (``embedding``, ``readout``), where it has any.
+        forward: The base model's own forward multipliers by path pattern or ``readout``, where it has any.
     """
 
     widths: Mapping[str, tuple[int | None, ...]]

@@ -51,10 +51,11 @@ def _readout(scales: Scales) -> str:
         return "none found"
     heads = ", ".join(readout.heads)
     if readout.way == "untied head":
-        return f"untied head {heads}, by init and rates alone (or its own multiplier A)"
+        multiplied = any(scales[head].multiplier != 1 for head in readout.heads)
+        return f"untied head {heads}, by {'the multiplier A of the model' if multiplied else 'init and rates alone'}"
     if readout.gains:
         return f"tied head {heads}, through the gain of {', '.join(readout.gains)} (× {readout.share:.6g})"
-    return f"tied head {heads}, multiplied by the model's own configuration"
+    return f"tied head {heads}, through a multiplier of the model's own"
 
 
 def _starred(path: str) -> str:

@@ -68,9 +68,7 @@ class PretrainConfig:
     eval_every: int = _option(50, "updates between validations", group="output", low=1)
     save_every: int = _option(50, "updates between checkpoints", group="output", low=1)
     keep: int = _option(2, "checkpoints to keep", group="output", low=1)
-    prompt: str | None = _option(
-        None, "start of the sample (default: the first words of the validation text)", group="output"
-    )
+    prompt: str = _option("The ", "start of the sample", group="output")
 
     def __post_init__(self) -> None:
         reasons = Reasons()

@@ -96,7 +96,7 @@ class Trainer:
         self.model.eval()
         total = rows = 0.0
         for batch in batches:
-            total += self._evaluation(mx.array(batch)).item() * len(batch)
+            total += float(self._evaluation(mx.array(batch)).item()) * len(batch)  # type: ignore[arg-type]
             rows += len(batch)
         self.model.train()
         return total / rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ import mlx.core as mx
 def arithmetic() -> dict[str, Any]:
     """What must be the same for two runs to agree bit for bit."""
     return {
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "device": str(mx.default_device().type).removeprefix("DeviceType."),
         "machine": platform.machine(),
         "blas": _blas(),

@@ -85,10 +85,7 @@ def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
         ("an update", f"{config.accumulation} × {config.batch_size} sequences × {config.seq_length} tokens"),
         ("data", f"{prepared.corpus.name}: {_documents(prepared)}"),
         ("writes", f"{folder.metrics}, {folder.checkpoints} (every {config.save_every} updates), {folder.export}"),
-        (
-            "",
-            f"{config.keep} checkpoints of {_size(_CHECKPOINT * parameters)}, an export of {_size(_EXPORT * parameters)}",
-        ),
+        ("", _sizes(config.keep, parameters)),
     ):
         table.add_row(name, value)
     for text in (*plan.notes, *plan.warnings, *([prepared.corpus.note] if prepared.corpus.note else [])):
@@ -116,6 +113,10 @@ def _documents(prepared: Prepared) -> str:
         f"{len(corpus.train)} documents, {len(train.ids):,} tokens to train on; "
         f"{len(corpus.valid)}, {len(valid.ids):,} to validate on"
     )
+
+
+def _sizes(kept: int, parameters: int) -> str:
+    return f"{kept} checkpoints of {_size(_CHECKPOINT * parameters)}, an export of {_size(_EXPORT * parameters)}"
 
 
 def _size(count: float) -> str:

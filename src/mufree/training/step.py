@@ -61,4 +61,4 @@ class TrainStep:
             value, gradients = self._compiled(batch, gradients, 1 / len(batches), number == len(batches))
             losses.append(value)
             mx.eval(value, gradients if gradients is not None else self._state)
-        return sum(value.item() for value in losses) / len(losses)
+        return float(sum(value.item() for value in losses) / len(losses))  # type: ignore[arg-type]

@@ -1,0 +1,261 @@
+"""From a model and base shapes to scales: every decision in one pass, every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ..errors import Reasons
+from .attention import Carrier, query_carriers
+from .forward import READOUT, forward_multipliers
+from .kinds import Placement, place
+from .layouts import experimental
+from .readout import Readout, find_readout, own_readouts
+from .rules import DECAYS, FAMILIES, Decay, Family, factors
+from .scales import Scale, Scales
+from .shapes import NOTHING, BaseShapes, Dim
+from .walk import Leaf, leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The settings of :func:`mup_scales`, which says what each is."""
+
+    family: Family = "adam"
+    weight_decay: Decay = "independent"
+    scale_eps: bool = True
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    readout_gain: str | None = None
+    base_head_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Scales with what :func:`mufree.mup.init.parametrize` needs besides."""
+
+    scales: Scales
+    placements: Mapping[str, Placement]
+    found: tuple[Leaf, ...]
+    gains: Mapping[str, float]
+
+
+def mup_scales(
+    model: Any,
+    base_shapes: BaseShapes,
+    *,
+    family: Family = "adam",
+    weight_decay: Decay = "independent",
+    scale_eps: bool = True,
+    overrides: Mapping[str, str] = NOTHING,
+    multipliers: Mapping[str, float] = NOTHING,
+    readout_gain: str | None = None,
+    base_head_dim: int | None = None,
+) -> Scales:
+    """Work out every parameter's multipliers. The model is only looked at; nothing is evaluated.
+
+    Args:
+        model: The target model, or a bare tree of arrays or shapes (kinds then follow the axes alone).
+        base_shapes: From :func:`make_base_shapes` or a ``.bsh`` file.
+        family: ``adam`` for optimizers that divide by the gradient's size, ``sgd`` for those that do not.
+        weight_decay: ``independent`` keeps rate × decay as in the base model, ``standard`` keeps the decay, ``none``
+            has no decay.
+        scale_eps: Whether eps follows the size of the gradients; microsoft/mup's does not.
+        overrides: Path pattern to kind (``"hidden"``, …) or to axis letters (``"oi"``: fan-out, fan-in).
+        multipliers: Path pattern to a forward multiplier, relative to the base model, that the model's own code
+            applies to this parameter and that is not found by itself.
+        readout_gain: Path pattern of the final norm's parameters, where a tied model's norm cannot be found.
+        base_head_dim: The base model's head size, where the head size is a width and the model's own code divides by
+            its root: the query projection, or the gain of the norm after it, then carries the rest of 1/d.
+
+    Raises:
+        ShapeMismatch: The model and the base shapes have other paths or finite sizes.
+        Refused: A parameter's kind cannot be decided, or a pattern matches nothing.
+    """
+    choices = Choices(
+        family=family,
+        weight_decay=weight_decay,
+        scale_eps=scale_eps,
+        overrides=overrides,
+        multipliers=multipliers,
+        readout_gain=readout_gain,
+        base_head_dim=base_head_dim,
+    )
+    return decide(model, base_shapes, choices).scales
+
+
+def decide(model: Any, base_shapes: BaseShapes, choices: Choices) -> Decided:
+    """:func:`mup_scales`, with the placements that it is based on."""
+    _check_arguments(base_shapes, choices)
+    found = leaves(model)
+    dims = base_shapes.dims(model)
+    problems = Reasons()
+    _same_array_twice(found, problems)
+    named = match_patterns(choices.overrides, found, "overrides", problems)
+    given = match_patterns(choices.multipliers, found, "multipliers", problems)
+    placements = _place_all(found, dims, named, problems)
+    forward = _forward(model, base_shapes, found, given, problems)
+    readout = find_readout(model, found, placements, forward, choices.readout_gain, problems)
+    head = choices.base_head_dim
+    queries = () if head is None else query_carriers(model, found, head, problems)
+    problems.refuse_if_any()
+    if readout.way == "untied head":
+        forward |= {path: forward.get(path, 1.0) * forward.get(READOUT, 1.0) for path in readout.heads}
+    gains = dict.fromkeys(readout.gains, readout.share) | {c.path: c.share for c in queries if c.gain}
+    shares = gains | {c.path: c.share for c in queries}
+    notes = _notes(readout, queries)
+    shifted = _shifted(found, gains)
+    scales = {
+        path: _scale(
+            placement,
+            forward.get(path, 1.0),
+            shares.get(path, 1.0),
+            choices,
+            decays=path not in shifted,
+            note=notes.get(path) or experimental(path),
+        )
+        for path, placement in placements.items()
+    }
+    return Decided(Scales(scales, choices.family, readout, dims), placements, found, gains)
+
+
+def _scale(
+    placement: Placement, multiplier: float, share: float, choices: Choices, *, decays: bool, note: str
+) -> Scale:
+    row = factors(
+        placement.kind,
+        m_in=placement.m_in,
+        m_out=placement.m_out,
+        # To carry a share of what the code lacks is to lack a multiplier of one over it.
+        multiplier=multiplier / share,
+        family=choices.family,
+        weight_decay=choices.weight_decay,
+        scale_eps=choices.scale_eps,
+    )
+    return Scale(
+        placement.kind,
+        placement.m_in,
+        placement.m_out,
+        multiplier,
+        placement.start.shrunk if placement.start.keeps else row.init,
+        row.lr,
+        row.eps,
+        row.weight_decay if decays else 0.0,
+        note,
+    )
+
+
+def _notes(readout: Readout, queries: tuple[Carrier, ...]) -> dict[str, str]:
+    return {c.path: f"carries the attention's {c.share:.4g}" for c in queries} | dict(readout.notes)
+
+
+def _shifted(found: tuple[Leaf, ...], gains: Mapping[str, float]) -> set[str]:
+    """Gains of the form 1 + w that carry something: decay pulls w to 0, which is no longer where it started."""
+    carriers = [leaf for leaf in found if gains.get(leaf.path, 1.0) != 1.0]
+    if not carriers:
+        return set()
+    from .gains import gain_offset
+
+    return {leaf.path for leaf in carriers if gain_offset(leaf)}
+
+
+def _check_arguments(base_shapes: object, choices: Choices) -> None:
+    problems = Reasons()
+    if not isinstance(base_shapes, BaseShapes):
+        problems.add(
+            "base_shapes", "base_shapes", f"{base_shapes!r} are no base shapes: without them nothing can be scaled; "
+            "make them with make_base_shapes(base, delta) or BaseShapes.load(path)",
+        )  # fmt: skip
+    if choices.family not in FAMILIES:
+        problems.add("family", "family", f"{choices.family!r} is none of {', '.join(FAMILIES)}")
+    if choices.weight_decay not in DECAYS:
+        problems.add("weight_decay", "weight_decay", f"{choices.weight_decay!r} is none of {', '.join(DECAYS)}")
+    problems.refuse_if_any()
+
+
+def _same_array_twice(found: tuple[Leaf, ...], problems: Reasons) -> None:
+    first: dict[int, str] = {}
+    for leaf in found:
+        if leaf.owner is None or len(leaf.shape) < 2:
+            continue
+        other = first.setdefault(id(leaf.value), leaf.path)
+        if other != leaf.path:
+            problems.add(
+                "not_tied",
+                leaf.path,
+                f"holds the very array of {other}, which in MLX ties nothing: they are two parameters and part at the "
+                "first update; call the embedding's as_linear in the forward pass, or use MuSharedReadout",
+            )
+
+
+def match_patterns(
+    patterns: Mapping[str, Any], found: tuple[Leaf, ...], where: str, problems: Reasons
+) -> dict[str, Any]:
+    """Each pattern's value by path; a later pattern wins, one that matches nothing is a problem."""
+    result: dict[str, Any] = {}
+    for pattern, value in patterns.items():
+        hits = [leaf.path for leaf in found if fnmatchcase(leaf.path, pattern)]
+        if not hits:
+            problems.add("no_match", where, f"{pattern!r} matches no parameter; paths look like {found[0].path!r}")
+        result.update(dict.fromkeys(hits, value))
+    return result
+
+
+def _place_all(
+    found: tuple[Leaf, ...],
+    dims: Mapping[str, tuple[Dim, ...]],
+    named: Mapping[str, str],
+    problems: Reasons,
+) -> dict[str, Placement]:
+    siblings: dict[int, dict[str, tuple[Dim, ...]]] = {}
+    for leaf in found:
+        siblings.setdefault(id(leaf.owner), {})[leaf.name] = dims[leaf.path]
+    placements = {}
+    for leaf in found:
+        mine = Reasons()
+        if "int" in str(getattr(leaf.value, "dtype", "")):
+            if not leaf.frozen:
+                problems.add(
+                    "packed", leaf.path, f"holds {leaf.value.dtype}, packed weights that no gradient can train"
+                )
+            continue
+        placement = place(
+            leaf.path,
+            dims[leaf.path],
+            classes=leaf.classes,
+            name=leaf.name,
+            siblings=siblings[id(leaf.owner)],
+            override=named.get(leaf.path),
+            problems=mine,
+        )
+        if placement is not None:
+            placements[leaf.path] = placement
+        elif not leaf.frozen:
+            problems.found.extend(mine.found)
+    return placements
+
+
+def _forward(
+    model: Any,
+    base_shapes: BaseShapes,
+    found: tuple[Leaf, ...],
+    given: Mapping[str, float],
+    problems: Reasons,
+) -> dict[str, float]:
+    """Forward multipliers relative to the base model: by path, and ``readout``."""
+    own = forward_multipliers(model)
+    if own and not base_shapes.forward and not given:
+        problems.add(
+            "forward_multipliers",
+            "base_shapes",
+            f"the model has forward multipliers of its own ({', '.join(own)}) and these base shapes do not say what "
+            "the base model's are; make them from models, or give multipliers={path: target's over base's}",
+        )
+    result = own_readouts(model, base_shapes, found, problems)
+    for where, value in own.items():
+        ratio = value / base_shapes.forward.get(where, value)
+        paths = [where] if where == READOUT else [leaf.path for leaf in found if fnmatchcase(leaf.path, where)]
+        result.update(dict.fromkeys(paths, ratio))
+    return {**result, **given}
