@@ -17,7 +17,7 @@ from mlx.utils import tree_unflatten
 from ..errors import Reasons, refuse
 from .gains import carried, is_constant
 from .kinds import Placement
-from .queries import zeroed_queries
+from .queries import Zeroing, zeroed_queries
 from .rules import Decay, Family
 from .scales import Scales
 from .scaling import Choices, Decided, decide, match_patterns
@@ -91,7 +91,8 @@ def parametrize(
     stds = _given_stds(init, decided.found, problems)
     changed = _scaled(decided, stds, problems)
     problems.refuse_if_any()
-    changed.update(zeros)
+    values = {leaf.path: leaf.value for leaf in decided.found}
+    changed.update({path: zero(changed.get(path, values[path])) for path, zero in zeros.items()})
     if changed:
         model.update(tree_unflatten(list(changed.items())))
     return decided.scales
@@ -160,7 +161,7 @@ def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
         )
 
 
-def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> dict[str, mx.array]:
+def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> dict[str, Zeroing]:
     if wanted is False:
         return {}
     readout = decided.scales.readout
@@ -177,4 +178,4 @@ def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> di
     biases = {leaf.path: leaf for leaf in decided.found if leaf.name == "bias" and leaf.owner is not None}
     owners = {id(leaf.owner) for leaf in heads.values()}
     both = {**heads, **{path: leaf for path, leaf in biases.items() if id(leaf.owner) in owners}}
-    return {path: mx.zeros_like(leaf.value) for path, leaf in both.items()}
+    return dict.fromkeys(both, mx.zeros_like)
