@@ -244,6 +244,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
     def _advance(self, gradients: Any, parameters: Any, commit: Callable[[dict[str, mx.array]], Any]) -> None:
         if self._held is not None and not tracing(self.step):
             self._refuse_while_held("an update was asked for")
+        _check_gradients(gradients, parameters)
         if not self._initialized:
             self.init(_beside(gradients, parameters))
         members = self._members(gradients, parameters)
@@ -273,6 +274,22 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
                 join_late(self._layout, self.step, self._scalar_dtype, gradient, states[path])
             found = [(path, g, p, states[path]) for path, g, p, _ in found]
         return [Member.of(path, g, p, leaf, multipliers(self._scales, path)) for path, g, p, leaf in found]
+
+
+def _check_gradients(gradients: Any, parameters: Any) -> None:
+    """Refuse gradients without a parameter or of another shape, which would broadcast into it."""
+    reasons = Reasons()
+    for path, gradient, parameter in walk(gradients, parameters):
+        if gradient is None:
+            continue
+        if not isinstance(parameter, mx.array):
+            reasons.add("missing", path, "has a gradient, but is not in the parameters given")
+        elif gradient.shape != parameter.shape:
+            message = (
+                f"the gradient has shape {gradient.shape}, the parameter {parameter.shape}; give one of that shape"
+            )
+            reasons.add("shape", path, message)
+    reasons.refuse_if_any()
 
 
 def _beside(gradients: Any, parameters: Any) -> Any:
