@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train, and show the plan before and a sample after."""
     given = given_options(options, PretrainConfig)
-    settings = {**(read_yaml(options.config) if options.config else {}), **given}
+    settings = {**(read_yaml(options.config, PretrainConfig) if options.config else {}), **given}
     if not options.resume:
         config = from_mapping(settings, str(options.config or "options"))
     from .blas import prepare_machine
