@@ -114,20 +114,7 @@ def new_config(
         **ARCHITECTURES[model_type],
         **_multipliers(model_type, width, head_dim),
     }
-    reasons = Reasons()
-    types = field_types(model_type)
-    fixed = sizes | {"model_type": model_type}
-    check_fields(reasons, given, types=types, written=written, fixed=fixed)
-    if head_dim % 2:
-        message = f"{head_dim} is odd, and rotary positions turn pairs; give {head_dim + 1}"
-        reasons.add("out_of_range", "head_dim", message)
-    if width % head_dim:
-        low = width - width % head_dim
-        near = f"{low} or {low + head_dim}" if low else f"{head_dim}"
-        reasons.add("indivisible", "width", f"{width} is not a whole number of heads of size {head_dim}; give {near}")
-    if not reasons.found:
-        _check_heads(reasons, given, width // head_dim, free="head_dim" in types)
-    reasons.refuse_if_any()
+    _check(model_type, given, written, sizes)
     if "num_attention_heads" in given:
         written["num_key_value_heads"] = given["num_attention_heads"]
     return {**written, **given}
@@ -138,6 +125,22 @@ def _multipliers(model_type: str, width: int, head_dim: int) -> Config:
     if model_type != "granite":
         return {}
     return {"attention_multiplier": 1 / head_dim, "logits_scaling": width / LOGITS_WIDTH}
+
+
+def _check(model_type: str, given: Config, written: Config, sizes: Config) -> None:
+    types, width, head_dim = field_types(model_type), sizes["hidden_size"], sizes["head_dim"]
+    reasons = Reasons()
+    check_fields(reasons, given, types=types, written=written, fixed=sizes | {"model_type": model_type})
+    if head_dim % 2:
+        message = f"{head_dim} is odd, and rotary positions turn pairs; give {head_dim + 1}"
+        reasons.add("out_of_range", "head_dim", message)
+    if width % head_dim:
+        low = width - width % head_dim
+        near = f"{low} or {low + head_dim}" if low else f"{head_dim}"
+        reasons.add("indivisible", "width", f"{width} is not a whole number of heads of size {head_dim}; give {near}")
+    if not reasons.found:
+        _check_heads(reasons, given, width // head_dim, free="head_dim" in types)
+    reasons.refuse_if_any()
 
 
 def _check_heads(reasons: Reasons, given: Mapping[str, Any], wanted: int, *, free: bool) -> None:

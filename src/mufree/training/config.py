@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from ..errors import Reasons, Refused
@@ -106,6 +107,12 @@ WHILE_GOING_ON = frozenset(
 they are is compared by content."""
 
 
+def defaults() -> dict[str, Any]:
+    """The default of every option."""
+    config = PretrainConfig()
+    return {item.name: getattr(config, item.name) for item in fields(config)}
+
+
 def option_help(name: str) -> str:
     """The help of one option."""
     return next(item.metadata["help"] for item in fields(PretrainConfig) if item.name == name)
@@ -121,11 +128,9 @@ def from_mapping(settings: Mapping[str, Any], source: str = "config") -> Pretrai
     Raises:
         Refused: For unknown keys and for values outside their range, all at once.
     """
-    known = {item.name: item for item in fields(PretrainConfig)}
     reasons = Reasons()
-    for name in settings:
-        if name not in known:
-            reasons.add("unknown", f"{source}: {name}", f"no such option; the options are: {', '.join(sorted(known))}")
+    reasons.attempt(check_names, settings, source)
+    known = defaults()
     values = {name: value for name, value in settings.items() if name in known}
     try:
         config = PretrainConfig(**values)
@@ -133,3 +138,18 @@ def from_mapping(settings: Mapping[str, Any], source: str = "config") -> Pretrai
         reasons.extend(refused)
     reasons.refuse_if_any()
     return config
+
+
+def check_names(settings: Mapping[str, Any], source: str) -> None:
+    """Refuse settings that are no options.
+
+    Raises:
+        Refused: With each.
+    """
+    reasons, known = Reasons(), defaults()
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}? The options are" if near else "the options are"
+            reasons.add("unknown", f"{source}: {name}", f"no such option; {hint}: {', '.join(sorted(known))}")
+    reasons.refuse_if_any()
