@@ -69,7 +69,7 @@ def failing_as_os_error(path: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise OSError(errno.EIO, str(error), str(path)) from error
+        raise OSError(errno.EIO, str(error).rstrip("."), str(path)) from error
 
 
 def nearest(path: Path) -> Path:

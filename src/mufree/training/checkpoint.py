@@ -86,10 +86,23 @@ def load_checkpoint(folder: str | Path, model: Any, optimizer: Any) -> dict[str,
     _compare(reasons, "optimizer.safetensors", dict(tree_flatten(optimizer.state)), arrays["optimizer"])
     reasons.refuse_if_any(CheckpointError)
     mx.eval(arrays)
-    optimizer.state = tree_unflatten(list(arrays["optimizer"].items()))
+    _load_state(optimizer, arrays["optimizer"])
     model.update(tree_unflatten(list(arrays["y"].items())))
     set_random_key(arrays["random"]["key"])
     return read_facts(folder)
+
+
+def _load_state(optimizer: Any, arrays: Mapping[str, mx.array]) -> None:
+    """Ours loads in place; MLX's own would get a new dict, and a compiled step would go on with the old one."""
+    if hasattr(optimizer, "average"):
+        optimizer.state = tree_unflatten(list(arrays.items()))
+        return
+    for path, array in arrays.items():
+        *outer, last = path.split(".")
+        node = optimizer.state
+        for key in outer:
+            node = node[int(key)] if isinstance(node, list) else node[key]
+        node[int(last) if isinstance(node, list) else last] = array
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
