@@ -44,7 +44,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-def folder_with(path: Path, vocabulary: dict[str, int], **config: object) -> Path:
+def folder_with(path: Path, vocabulary: dict[str, int], config: dict[str, object]) -> Path:
     """A tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -69,12 +69,12 @@ def test_a_tokenizer_that_no_model_can_be_trained_with_is_refused(
 ) -> None:
     """No end token, ids that mean nothing, no words."""
     with pytest.raises(Refused, match=says):
-        load_tokenizer(folder_with(tmp_path, vocabulary, **config))
+        load_tokenizer(folder_with(tmp_path, vocabulary, config))
 
 
 def test_a_text_that_it_cannot_encode_is_refused(tmp_path: Path) -> None:
     """A word outside the vocabulary, and no token for such words."""
-    tokenizer = load_tokenizer(folder_with(tmp_path, {"the": 0, "end": 1}, eos_token="end"))
+    tokenizer = load_tokenizer(folder_with(tmp_path, {"the": 0, "end": 1}, {"eos_token": "end"}))
     assert encode_documents(tokenizer, ["the the"]) == [[0, 0, 1]]
     with pytest.raises(Refused, match=r"cannot encode the data: .*UNK"):
         encode_documents(tokenizer, ["the cat"])

@@ -77,9 +77,11 @@ class ConsoleReporter:
         """See :class:`Reporter`."""
         self._limit = limit
         if self.console.is_terminal:
-            bar = (BarColumn(bar_width=20), TaskProgressColumn()) if self.console.width >= _ROOM_FOR_A_BAR else ()
+            roomy = self.console.width >= _ROOM_FOR_A_BAR
+            bar = (BarColumn(bar_width=20), TaskProgressColumn()) if roomy else ()
+            count = "{task.completed:.0f}" + ("/{task.total:.0f}" if limit else "")
             self._progress = Progress(
-                TextColumn("update {task.completed:.0f}" + ("/{task.total:.0f}" if limit else "")),
+                TextColumn(f"update {count}" if roomy else count),
                 *bar,
                 TextColumn("{task.description}"),
                 console=self.console,
