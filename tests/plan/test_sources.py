@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mufree import OptimizerPlan, Refused, plan_optimizer
-from mufree.plan.sources import from_training_arguments, read_file
+from mufree.plan.files import read_file
+from mufree.plan.sources import from_training_arguments
 
 
 def planned(total: int | None = 100, **arguments: object) -> OptimizerPlan:

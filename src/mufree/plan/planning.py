@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from .options import check_betas, check_common, check_options, own_options
 from .ranges import NON_NEGATIVE, POSITIVE
 from .schedule_options import Schedule, check_schedule
 from .updates import count_updates, count_warmup
+
+WEIGHT_DECADES = 30  # float32 sums averaging weights from 1e-30 to 1e30 without loss
 
 
 def plan_optimizer(
@@ -82,7 +85,7 @@ def plan_optimizer(
     updates = count_updates(reasons, total_updates, iters, grad_accumulation_steps)
     warmup = count_warmup(reasons, warmup_ratio, warmup_steps, warmup_rounding, updates.total)
     schedule = check_schedule(reasons, scheduler, scheduler_kwargs, lr=rate, warmup=warmup, total=updates.total)
-    end = ranges.choice(reasons, "past_end", past_end, ("hold", "refuse"))
+    end = _check_end(reasons, past_end, updates.total)
     mask = _check_mask(reasons, decay_mask)
     coupled = ranges.flag(reasons, "coupled_weight_decay", coupled_weight_decay)
     common = {"betas": betas, "eps": eps, "momentum": momentum}
@@ -94,7 +97,8 @@ def plan_optimizer(
     given = check_options(reasons, family, key, optim_args, weight_decay)
     _check_decay(reasons, family, key, decay, coupled=coupled)
     if family.schedule_free:
-        _check_schedule_free(reasons, key, schedule, past_end)
+        _check_schedule_free(reasons, key, schedule, end)
+        _check_weights(reasons, rate, dict(own_options(family, given))["weight_lr_power"])
     values = check_common(reasons, family, key, common, given)
     if family.schedule_free and 0.0 in ((values["betas"] or (1.0,))[0], values["momentum"]):
         reasons.add("out_of_range", "betas" if family.betas else "momentum", "0 leaves no average; give a β1 in (0, 1)")
@@ -126,12 +130,19 @@ def plan_optimizer(
 def _check_mask(reasons: Reasons, value: Any) -> DecayMask:
     if callable(value):
         return cast(DecayMask, value)
-    if value not in ("all", "hf"):
+    if not isinstance(value, str) or value not in ("all", "hf"):
         reasons.add(
             "unknown_value", "decay_mask", f"{value!r} is not known; give 'all', 'hf' or a function of path and array"
         )
         return "all"
     return cast(DecayMask, value)
+
+
+def _check_end(reasons: Reasons, value: Any, total: int | None) -> str | None:
+    end = ranges.choice(reasons, "past_end", value, ("hold", "refuse"))
+    if end == "refuse" and total is None:
+        reasons.add("needs_total", "past_end", "'refuse', but no end is declared; give total_updates or iters")
+    return end
 
 
 def _check_without_family(reasons: Reasons, common: Mapping[str, Any]) -> None:
@@ -159,7 +170,7 @@ def _check_decay(reasons: Reasons, family: Family, name: str, decay: float | Non
         )
 
 
-def _check_schedule_free(reasons: Reasons, name: str, schedule: Schedule, past_end: str) -> None:
+def _check_schedule_free(reasons: Reasons, name: str, schedule: Schedule, past_end: str | None) -> None:
     if schedule.name not in ("", "constant", "constant_with_warmup"):
         reasons.add(
             "conflict",
@@ -170,3 +181,14 @@ def _check_schedule_free(reasons: Reasons, name: str, schedule: Schedule, past_e
         reasons.add("not_read", "warmup_steps", f"{schedule.warmup} is not read by {name}, which has no warmup; give 0")
     if past_end == "refuse":
         reasons.add("conflict", "past_end", f"'refuse', but {name} has no end to keep to; give 'hold'")
+
+
+def _check_weights(reasons: Reasons, rate: float | None, power: float) -> None:
+    """The averaging weight of an update is the rate to this power, summed in float32."""
+    if rate and not -WEIGHT_DECADES < power * math.log10(rate) < WEIGHT_DECADES:
+        reasons.add(
+            "out_of_range",
+            "optim_args.weight_lr_power",
+            f"{power!r}: lr ** weight_lr_power is 1e{power * math.log10(rate):.0f}, which float32 cannot sum; give a "
+            "smaller power (2 is usual, 0 ignores the rate)",
+        )
