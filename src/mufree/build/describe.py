@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import mlx.optimizers as optim
 
@@ -69,7 +69,7 @@ def _settings(optimizer: optim.Optimizer) -> dict[str, Any]:
 def _schedule_free_settings(optimizer: ScheduleFree) -> dict[str, Any]:
     """Those of the rule, the averaging and the form, under the plan's names."""
     layout = optimizer._layout
-    found = {**asdict(layout.rule), **asdict(optimizer._averaging)}
+    found = {**asdict(cast(Any, layout.rule)), **asdict(optimizer._averaging)}
     found |= found.pop("adam", {})  # RAdam's rule holds Adam's
     if "beta2" in found:
         found["betas"] = (layout.form.beta1, found.pop("beta2"))

@@ -12,6 +12,7 @@ import mlx.optimizers as optim
 
 from mufree.errors import Reasons, refuse
 from mufree.plan import OptimizerPlan
+from mufree.schedule_free.rule import Multipliers
 
 from .checks import all_leaves, check_model, check_scales, trainable_leaves
 from .grouped import Grouped, Member
@@ -23,22 +24,13 @@ from .rules import Rate, schedule_free_rule, stock_rule
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """What multiplies a parameter's rate, eps and decay."""
+class FactorMap(Mapping[str, Multipliers]):
+    """Multipliers by path, in the form that the schedule-free optimizers take as scales."""
 
-    lr: float = 1.0
-    eps: float = 1.0
-    weight_decay: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class FactorMap(Mapping[str, Factors]):
-    """Factors by path, in the form that the schedule-free optimizers take as scales."""
-
-    by_path: Mapping[str, Factors]
+    by_path: Mapping[str, Multipliers]
     family: str
 
-    def __getitem__(self, path: str) -> Factors:
+    def __getitem__(self, path: str) -> Multipliers:
         return self.by_path[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -102,7 +94,7 @@ def _stock(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None, ra
     if scales is None and not plan.needs_model:
         rule = stock_rule(plan, rate)
         return rule.make(guarded(rule.kind, max_grad_norm=plan.max_grad_norm, last_update=last))
-    groups: dict[Factors, set[str]] = {}
+    groups: dict[Multipliers, set[str]] = {}
     for path, factors in _factors(plan, model, scales).items():
         groups.setdefault(factors, set()).add(path)
     members = [
@@ -123,16 +115,16 @@ def _schedule_free(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | 
     return rule.make(guarded(rule.kind, max_grad_norm=plan.max_grad_norm, last_update=None))
 
 
-def _factors(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None) -> dict[str, Factors]:
+def _factors(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None) -> dict[str, Multipliers]:
     """What multiplies each parameter's rate, eps and decay; those that a plan does not have stay 1."""
     leaves: dict[str, Any] = dict.fromkeys(scales or ()) if model is None else all_leaves(model)
     if scales is not None:
         leaves = {path: leaf for path, leaf in leaves.items() if path in scales}
     decays = decaying(plan, model, leaves)
-    found: dict[str, Factors] = {}
+    found: dict[str, Multipliers] = {}
     for path in leaves:
-        scale = Factors() if scales is None else scales[path]
-        found[path] = Factors(
+        scale = Multipliers() if scales is None else scales[path]
+        found[path] = Multipliers(
             lr=float(scale.lr),
             eps=float(scale.eps) if plan.eps is not None else 1.0,
             weight_decay=float(scale.weight_decay) if path in decays else 0.0,

@@ -57,7 +57,8 @@ def read_metadata(data: Any, decay_mask: Callable[[str, Any], bool] | None) -> O
         raise AssertionError("no plan and no reason")
     _check_same(reasons, data, plan)
     reasons.refuse_if_any()
-    return replace(plan, **{key: tuple(dict.fromkeys((*texts[key], *getattr(plan, key)))) for key in TEXTS})
+    notes, warnings = (tuple(dict.fromkeys((*texts[key], *getattr(plan, key)))) for key in TEXTS)
+    return replace(plan, notes=notes, warnings=warnings)
 
 
 def _mask(reasons: Reasons, written: Any, given: Callable[[str, Any], bool] | None) -> Any:
