@@ -91,10 +91,16 @@ def test_what_was_built_says_what_was_planned(name: str) -> None:
     said = describe(build_optimizer(plan))
     assert said["learning_rate"] == plan.peak_lr
     for field in ("betas", "eps", "momentum", "weight_decay"):
-        if field in said and plan.form != "adafactor":
+        if (
+            (field in said or plan.family.schedule_free)
+            and plan.form != "adafactor"
+            and getattr(plan, field) is not None
+        ):
             assert said[field] == getattr(plan, field), field
     if plan.form in ("adamw", "adam"):
         assert said["bias_correction"] is True
+    for name, value in plan.options:
+        assert said["silent" if name == "silent_sgd_phase" else name] == value, name
     if plan.form == "adafactor":
         assert (said["relative_step"], said["scale_parameter"], said["weight_decay"]) == (False, False, 0.0)
 
@@ -207,13 +213,6 @@ def test_a_mask_without_a_model_is_refused() -> None:
     build_optimizer(plan_optimizer(optimizer="adamw", lr=0.1, decay_mask="hf"))
 
 
-def test_a_mask_that_returns_no_bool_is_refused() -> None:
-    """Truthiness would decide by accident."""
-    plan = plan_optimizer(optimizer="adamw", lr=0.1, weight_decay=0.5, decay_mask=lambda _path, _array: 1)
-    with pytest.raises(Refused, match="returned 1 for"):
-        build_optimizer(plan, Model())
-
-
 @pytest.mark.parametrize("scheduler", ["constant", "linear"])
 def test_scales_reach_rate_eps_and_decay_and_keep_their_ratios(scheduler: str) -> None:
     """Each member is the stock rule with the parameter's own numbers, at every update."""
@@ -288,7 +287,7 @@ def test_muon_s_decay_is_a_decay() -> None:
 
 
 def test_the_end_holds_or_is_refused() -> None:
-    """Held: the last rate. Refused: eagerly by an exception, in a compiled step by a rate of 0."""
+    """Held: the last rate. Refused: eagerly by an exception, in a compiled step by changing nothing."""
     settings = {"optimizer": "sgd", "lr": 1.0, "scheduler": "linear", "total_updates": 2}
     one = {"w": mx.ones(1)}
     held = build_optimizer(plan_optimizer(**settings))
