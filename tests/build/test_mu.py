@@ -136,6 +136,44 @@ def test_schedule_free_groups_share_one_averaging_weight() -> None:
     assert steps[HIDDEN] / whole == pytest.approx(1 / 8, rel=0.1)
 
 
+def test_a_group_may_decay_where_nothing_else_does() -> None:
+    """A decay of one's own beside a base decay of 0, and unequal eps."""
+    model, scales = prepared()
+    groups = [{"match": HIDDEN, "weight_decay": 0.5, "eps": 1e-4}]
+    optimizer = MuAdamWScheduleFree(model, scales, learning_rate=1e-2, groups=groups)
+    ones = tree_map(mx.ones_like, model.parameters())
+    optimizer.init(ones)
+    after = dict(tree_flatten(optimizer.apply_gradients(tree_map(mx.zeros_like, ones), ones)))
+    # At the first update c is 1, so y falls with z by rate × decay, here 1e-2/8 × 0.5·8.
+    assert 1 - after[HIDDEN][0, 0].item() == pytest.approx(5e-3, abs=ONE_UPDATE)
+    assert after[INPUT][0, 0].item() == 1
+
+
+def test_bare_trees_train_too() -> None:
+    """Dicts, lists and tuples of arrays, without a module; a learning rate may be an array."""
+    tree = {"body": [mx.ones((32, 32)), mx.ones((32,))], "head": (mx.ones((3, 32)),)}
+    base, delta = ({"body": [mx.ones((w, w)), mx.ones((w,))], "head": (mx.ones((3, w)),)} for w in (8, 16))
+    shapes = make_base_shapes(base, delta)
+    with pytest.raises(Refused, match=r"head\.0: only its last axis scales"):
+        mup_scales(tree, shapes)
+    scales = mup_scales(tree, shapes, overrides={"head.*": "output-like"})
+    optimizer = MuAdam(tree, scales, learning_rate=mx.array(1e-2), bias_correction=True)
+    after = optimizer.apply_gradients(tree, tree)
+    assert 1 - after["body"][0][0, 0].item() == pytest.approx(1e-2 / 4, rel=1e-3)
+    assert 1 - after["head"][0][0, 0].item() == pytest.approx(1e-2 / 4, rel=1e-3)
+
+
+def test_frozen_parameters_without_a_scale_are_passed_over() -> None:
+    """A packed layer under an adapter trains nothing."""
+    layers = [nn.QuantizedLinear.from_linear(nn.Linear(w, w)) for w in (64, 128)]
+    shapes = make_base_shapes(
+        *(nn.Sequential(layer, nn.Linear(w, 3)) for w, layer in zip((64, 128), layers, strict=True))
+    )
+    model = nn.Sequential(nn.QuantizedLinear.from_linear(nn.Linear(256, 256)), nn.Linear(256, 3))
+    optimizer = MuAdam(model, mup_scales(model, shapes), learning_rate=1e-2)
+    assert all(not path.endswith("0.weight") for member in optimizer.members for path in member.paths)  # type: ignore[attr-defined]
+
+
 def test_sgd_has_its_own_scales() -> None:
     """Rate × m_out/m_in."""
     model, scales = prepared("sgd")
@@ -173,7 +211,10 @@ def test_any_class_and_its_keywords_are_taken() -> None:
         (MuAdamW, {"weight_dcay": 0.1}, "weight_dcay: AdamW does not take it"),
         (MuAdamW, {"groups": [{"match": "*", "colour": 1}]}, "colour: AdamW does not take it"),
         (MuAdamWScheduleFree, {"groups": [{"match": "*", "betas": (0.9, 0.9)}]}, "betas"),
-        (MuAdamW, {"learning_rate": None}, "learning_rate"),
+        (MuAdamW, {"learning_rate": None}, "learning_rate: is missing"),
+        (MuAdamW, {"learning_rate": "1e-3"}, "learning_rate: '1e-3'; give a finite number"),
+        (MuAdamW, {"weight_decay": -1.0}, "weight_decay: -1.0; give"),
+        (MuAdamW, {"groups": [{"match": "*", "learning_rate": float("nan")}]}, r"groups\[0\].learning_rate: nan"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(make: Any, settings: dict[str, Any], words: str) -> None:

@@ -218,6 +218,24 @@ def test_converting_in_the_middle_of_a_run(dtype) -> None:
     assert set(optimizer.state["schedule_free"]) == set(make().state["schedule_free"])
 
 
+def test_converting_half_precision_converts_the_float32_copies() -> None:
+    """The run lives in them: x from y and z, and back, to float32 rounding; the old copy is gone."""
+    optimizer, held = make(learning_rate=0.1, warmup_steps=0), {"w": mx.array([1.0, -2.0], mx.bfloat16)}
+    for _ in range(3):
+        held = optimizer.apply_gradients({"w": mx.array([1.0, 0.5], mx.bfloat16)}, held)
+    leaf = optimizer.state["w"]
+    y, z = leaf["y"], leaf["z"]
+    average = optimizer.average(held)["w"].tolist()
+    optimizer.convert(held, "x")
+    assert set(leaf) == {"z", "v", "x"}
+    assert np.allclose(leaf["x"], (y - 0.1 * z) / 0.9, rtol=3e-7)
+    assert held["w"].tolist() == average
+    optimizer.convert(held, "y")
+    assert set(leaf) == {"z", "v", "y"}
+    assert np.allclose(leaf["y"], y, rtol=3e-7)
+    assert held["w"].dtype == mx.bfloat16
+
+
 def test_a_compiled_step_is_traced_anew_after_a_conversion() -> None:
     """It captured the state, whose structure tells the form; otherwise it would go on with the old one unnoticed."""
     finals = []

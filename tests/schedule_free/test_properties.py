@@ -143,7 +143,7 @@ def close(a, b) -> bool:
     return bool(np.allclose(np.array(a), np.array(b), rtol=FLOAT64, atol=FLOAT64))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     CLASSES, trees(SHAPES.map(lambda shape: np.zeros(shape))), st.floats(0.5, 1.0), st.sampled_from("yx"), OPERATIONS
 )

@@ -180,3 +180,15 @@ def test_the_learning_rate_setter() -> None:
     with pytest.raises(Refused):
         optimizer.learning_rate = -1.0
     assert optimizer.learning_rate.item() == 0.5
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_gradients_that_do_not_fit(started) -> None:
+    """They would broadcast into the parameter; the state is as it was."""
+    optimizer, held = AdamWScheduleFree(), {"w": mx.zeros((2, 3)), "b": mx.zeros((3,))}
+    if started:
+        optimizer.init(held)
+    with pytest.raises(Refused) as refused:
+        optimizer.apply_gradients({"w": mx.zeros((3,)), "c": mx.zeros((3,)), "b": mx.zeros((3,))}, held)
+    assert fields(refused) == {"w", "c"}
+    assert optimizer.step.item() == 0

@@ -50,6 +50,7 @@ class Evaluations:
         drawn = np.random.get_state()
         with self.optimizer.averaged(self.model):
             self.losses.append(trainer.evaluate(self.model, sentences(1), 4, -1, 32))
+        self.model.train()  # as the trainer did before it called
         np.random.set_state(drawn)
 
     def on_train_loss_report(self, report) -> None:

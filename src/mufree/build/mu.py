@@ -6,7 +6,6 @@ schedule, was set by hand or was loaded.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.optimizers as optim
 
-from mufree.errors import Reasons
 from mufree.mup import ParamGroup, Scales, param_groups
 from mufree.mup.rules import Family
 from mufree.schedule_free import AdamWScheduleFree
@@ -22,15 +20,11 @@ from mufree.schedule_free.base import ScheduleFree
 from mufree.schedule_free.rule import Multipliers
 
 from .grouped import Grouped, Member
+from .mu_arguments import check_arguments
 from .standard import FactorMap
 
 Rate = float | Callable[[mx.array], mx.array]
 Groups = Sequence[Mapping[str, Any]] | None
-_SGD_LIKE = (optim.SGD,)
-_REFUSED = {
-    optim.Muon: "scales its updates by each tensor's shape itself; μP on top would scale twice. Use MuAdam or MuSGD",
-    optim.Adafactor: "takes its step relative to each tensor's size, which μP's rates do not cover. Use MuAdam",
-}
 
 
 def MuAdam(  # noqa: N802 - an optimizer's name, as microsoft/mup's
@@ -137,9 +131,8 @@ def _optimizer(
     decoupled_wd: bool,
     kwargs: dict[str, Any],
 ) -> Any:
-    defaults = _defaults(impl)
     free = issubclass(impl, ScheduleFree)
-    _check(scales, family, impl, groups, kwargs, defaults)
+    defaults = check_arguments(scales, family, impl, groups, kwargs)
     if decoupled_wd and (free or impl.__module__.startswith("mlx.")):
         warnings.warn(
             f"decoupled_wd=True leaves the decay unscaled, but {impl.__name__}'s decay is multiplied by the learning "
@@ -149,6 +142,7 @@ def _optimizer(
         )
     given = {**defaults, **kwargs}
     rate: Rate = given["learning_rate"]
+    rate = rate.item() if isinstance(rate, mx.array) else rate
     base = {
         "learning_rate": 1.0 if callable(rate) else rate,
         "weight_decay": given.get("weight_decay") or 0.0,
@@ -201,46 +195,3 @@ def _schedule_free(
     if eps:
         settings["eps"] = eps
     return impl(**settings, scales=FactorMap(factors, family))
-
-
-def _defaults(impl: type[optim.Optimizer]) -> dict[str, Any]:
-    """What ``impl`` takes, with the default of each."""
-    found = inspect.signature(impl).parameters.values()
-    return {p.name: p.default for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def _check(
-    scales: Scales,
-    family: Family,
-    impl: type[optim.Optimizer],
-    groups: Groups,
-    kwargs: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-) -> None:
-    problems = Reasons()
-    for refused, why in _REFUSED.items():
-        if issubclass(impl, refused):
-            problems.add("impl", "impl", f"{impl.__name__} {why}")
-    if issubclass(impl, _SGD_LIKE) and family == "adam":
-        problems.add("impl", "impl", f"{impl.__name__} does not divide by the gradient's size; use MuSGD")
-    if impl in (optim.Adam, optim.AdamW, optim.Adamax, optim.Lion, optim.RMSprop, optim.Adagrad) and family == "sgd":
-        problems.add("impl", "impl", f"{impl.__name__} divides by the gradient's size; use MuAdam")
-    made_for = getattr(scales, "family", None)
-    if made_for != family:
-        problems.add("family", "scales", f"made for {made_for!r}; make them with mup_scales(…, family={family!r})")
-    if defaults.get("learning_rate") is inspect.Parameter.empty and "learning_rate" not in kwargs:
-        problems.add("learning_rate", "learning_rate", "is missing; give the base model's")
-    unknown = [name for name in kwargs if name not in defaults or name == "scales"]
-    own = {"match", "learning_rate", "weight_decay", "eps"}
-    for index, group in enumerate(groups or ()):
-        free = issubclass(impl, ScheduleFree)
-        unknown += [key for key in group if key not in own and (free or key not in defaults)]
-        unknown += [key for key in ("weight_decay", "eps") if key in group and key not in defaults]
-        if "learning_rate" in group and callable(kwargs.get("learning_rate")):
-            problems.add(
-                "learning_rate", f"groups[{index}]", "has a rate of its own beside a schedule; give numbers for both"
-            )
-    for name in unknown:
-        taken = ", ".join(key for key in defaults if key != "scales")
-        problems.add("keyword", name, f"{impl.__name__} does not take it for a group; it takes {taken}")
-    problems.refuse_if_any()

@@ -52,8 +52,8 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
         "attention_bias": False,
-        "hidden_act": "gelu",
-        "hidden_activation": "gelu",
+        # mlx-lm's is the exact one; transformers takes the word "gelu" for the approximation.
+        "hidden_act": "gelu_python",
     },
 }
 """By model type: the fields of a new model that are neither a size nor asked for."""
@@ -61,8 +61,8 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 MULTIPLIERS: Mapping[str, tuple[str, ...]] = {"granite": ("logits_scaling",)}
 """By model type: the fields by which the logits are divided, which grow with ``hidden_size`` (the head's 1/m)."""
 
-LOGITS_WIDTH = 256
-"""The width at which a new granite divides its logits by 1, as in the family's published models."""
+LOGITS_WIDTH = 32
+"""The width at which a new granite divides its logits by 1: with MLX's initialisers they then start below 1."""
 
 FEED_FORWARD = 4
 """``intermediate_size`` of a new model, as a multiple of ``hidden_size``."""

@@ -51,7 +51,8 @@ def parametrize(
         model: A model with fresh weights.
         base_shapes: From :func:`make_base_shapes` or a ``.bsh`` file.
         init: Whose initialisation the weights have. ``"mlx"``: MLX's own, which is checked; ``{pattern: base std}``:
-            those are drawn anew from N(0, (std × the rule's factor)²), the others are MLX's; ``"keep"``: the weights
+            those are drawn anew from N(0, (std × the rule's factor)²), the others are MLX's. A pattern with a wildcard
+            draws tensors of two axes or more, so that ``*.weight`` leaves norm gains alone; ``"keep"``: the weights
             stay as they are, as for a trained model.
         zero_readout: Start an untied head at zero; a pattern says which tensors, where several map to a finite size.
         zero_query: Start the attention's queries at zero.
@@ -110,10 +111,15 @@ def _given_stds(init: object, found: tuple[Leaf, ...], problems: Reasons) -> dic
         for pattern, std in init.items():
             if not isinstance(std, int | float) or isinstance(std, bool) or not 0 <= std < math.inf:
                 problems.add("init", f"init[{pattern!r}]", f"{std!r} is no std; give a finite number ≥ 0")
-        return match_patterns(init, found, "init", problems)
+        stds = match_patterns(init, found, "init", problems)
+        return {leaf.path: stds[leaf.path] for leaf in found if leaf.path in init or _drawn(leaf, stds)}
     if init != "mlx":
         problems.add("init", "init", f"{init!r} is none of 'mlx', 'keep' and {{pattern: base std}}")
     return {}
+
+
+def _drawn(leaf: Leaf, stds: Mapping[str, float]) -> bool:
+    return leaf.path in stds and len(leaf.shape) > 1
 
 
 def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> dict[str, mx.array]:
@@ -123,7 +129,7 @@ def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> d
         if placement is None or not mx.issubdtype(leaf.value.dtype, mx.floating):
             continue
         scale = decided.scales[leaf.path]
-        if leaf.path in stds:
+        if leaf.path in stds and leaf.path not in decided.gains:
             std = stds[leaf.path] * scale.init
             changed[leaf.path] = mx.random.normal(leaf.value.shape, leaf.value.dtype, scale=std)
             continue
