@@ -174,6 +174,25 @@ def test_a_gradient_below_the_norm_is_untouched() -> None:
     assert mx.array_equal(gradients["w"], mx.array([0.3, 0.4]))
 
 
+def test_a_clipped_gradient_keeps_its_dtype() -> None:
+    """The norm is float32, and would promote the parameters."""
+    clipped = clipped_gradients({"a": mx.ones(4, mx.bfloat16), "b": mx.ones(4)}, 0.5)
+    assert [clipped[path].dtype for path in "ab"] == [mx.bfloat16, mx.float32]
+
+
+@pytest.mark.parametrize("scheduler", ["linear", {"name": "linear_schedule", "arguments": [1.0, 0.5, 9]}])
+def test_a_schedule_past_its_end(scheduler: Any) -> None:
+    """By itself it holds its last rate, or gives 0 where the plan refuses such updates."""
+    settings = {"optimizer": "sgd", "lr": 1.0, "scheduler": scheduler, "total_updates": 4}
+    held = mufree.build_lr_schedule(plan_optimizer(**settings))
+    ended = mufree.build_lr_schedule(plan_optimizer(**settings, past_end="refuse"))
+    steps = [mx.array(k, mx.uint64) for k in (3, 4, 100)]
+    last = held(steps[0]).item()
+    assert last > 0
+    assert [held(step).item() for step in steps] == [last] * 3
+    assert [ended(step).item() for step in steps] == [last, 0.0, 0.0]
+
+
 def decayed(optimizer: optim.Optimizer) -> set[str]:
     """The paths that move at zero gradient."""
     model = Model()

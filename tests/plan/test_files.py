@@ -24,7 +24,7 @@ def test_yaml_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plan.yaml", "plan.json"])
 @pytest.mark.parametrize(
-    "text", ["- 1\n", "", "a: [", "{", "[" * 100_000, '{"lr": 1, "lr": 2}', '{"a": {"b": 1, "b": 2}}']
+    "text", ["- 1\n", "3", "a: [", "{", "[" * 100_000, '{"lr": 1, "lr": 2}', '{"a": {"b": 1, "b": 2}}']
 )
 def test_a_file_that_is_no_mapping_or_says_a_thing_twice_is_refused(tmp_path: Path, name: str, text: str) -> None:
     """By its name; the readers take the last of two."""
@@ -42,6 +42,13 @@ def test_a_key_given_twice_is_named(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
     """As some editors write it."""
     assert read_file(written(tmp_path, "plan.json", '\ufeff{"lr": 1}')) == {"lr": 1}
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    """In YAML; JSON has no empty document."""
+    assert read_file(written(tmp_path, "plan.yaml", "# nothing yet\n")) == {}
+    with pytest.raises(Refused, match=r"plan\.json"):
+        read_file(written(tmp_path, "plan.json", ""))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

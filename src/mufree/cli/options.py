@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import refuse
+from ..plan.files import read_file
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
@@ -34,24 +34,12 @@ def given_options(options: argparse.Namespace, config: type[Any]) -> dict[str, A
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """The mapping in a YAML file.
+    """The options in a YAML file, by field name.
 
     Raises:
-        Refused: If it cannot be read or is no mapping.
+        Refused: If it cannot be read, is no mapping, or has a key twice.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        refuse("unreadable", str(path), f"{error.strerror}; give a readable YAML file")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        refuse("unreadable", str(path), f"is not YAML: {error}")
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        refuse("type", str(path), f"holds a {type(content).__name__}; write one option a line, as in 'width: 128'")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+    return {str(name).replace("-", "_"): value for name, value in read_file(path).items()}
 
 
 def number(text: str) -> float:

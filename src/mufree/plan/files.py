@@ -14,7 +14,7 @@ PLAIN_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """A mapping from a YAML or JSON file.
+    """A mapping from a YAML or JSON file; an empty YAML file is an empty one.
 
     Raises:
         Refused: The file cannot be read, holds no mapping, or has a key twice.
@@ -26,10 +26,15 @@ def read_file(path: Path) -> dict[str, Any]:
         data = (
             json.loads(text, object_pairs_hook=_unique) if path.suffix == ".json" else yaml.load(text, Loader=_loader())  # noqa: S506
         )
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        refuse("unreadable", str(path), f"cannot be read ({error}); give a YAML or JSON file")
+    except OSError as error:
+        refuse("unreadable", str(path), f"cannot be read ({error.strerror}); give a YAML or JSON file")
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        kind = "JSON" if path.suffix == ".json" else "YAML"
+        refuse("unreadable", str(path), f"is not {kind} ({error}); give a mapping of setting to value")
+    if data is None and path.suffix != ".json":
+        return {}
     if not isinstance(data, dict):
-        refuse("not_a_mapping", str(path), f"holds {type(data).__name__}; give a mapping of setting to value")
+        refuse("not_a_mapping", str(path), f"holds a {type(data).__name__}; write one setting a line, as in 'lr: 0.01'")
     return data
 
 
