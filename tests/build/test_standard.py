@@ -352,7 +352,7 @@ def test_schedule_free_gets_its_own_settings() -> None:
     "named",
     [
         {"name": "cosine_decay", "arguments": [1e-4, 16, 1e-6]},
-        {"name": "linear_schedule", "arguments": [1e-4, 0.0, 16]},
+        {"name": "linear_schedule", "arguments": [1e-4, 0.0, 19]},
         {"name": "exponential_decay", "arguments": [1e-4, 0.9]},
         {"name": "step_decay", "arguments": [1e-4, 0.5, 3]},
     ],
@@ -362,6 +362,8 @@ def test_mlx_lm_s_schedules_are_mlx_lm_s_bit_for_bit(named: dict[str, Any], warm
     """The rates are those of its own builder, the floats of the plan are the same numbers, and none is negative."""
     utils = pytest.importorskip("mlx_lm.tuner.utils")
     mapping = {**named, "warmup": warmup}
+    if named["name"] == "linear_schedule" and not warmup:
+        assert utils.build_schedule(mapping)(mx.array(19, mx.uint64)).item() < 0  # what must not be taken over
     plan = plan_optimizer(optimizer="adamw", lr=1e-4, scheduler=mapping)
     ours, theirs = mufree.build_lr_schedule(plan), utils.build_schedule(mapping)
     for k in range(30):
