@@ -385,3 +385,22 @@ def test_the_clip_is_torch_s_to_its_epsilon() -> None:
     """max_norm / (norm + 1e-6): a norm of 3e-6 clipped to 1e-6 is scaled by a quarter, not by a third."""
     clipped = clipped_gradients({"w": mx.array([3e-6])}, 1e-6)
     assert clipped["w"].item() == pytest.approx(3e-6 / 4, rel=NORM)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw"},
+        {"optimizer": "adamw_hf"},
+        {"optimizer": "adamax"},
+        {"optimizer": "adam", "weight_decay": 1e-9, "coupled_weight_decay": True},
+    ],
+    ids=lambda settings: settings["optimizer"],
+)
+def test_betas_of_zero_are_numbers_like_others(settings: dict[str, Any]) -> None:
+    """Nothing is averaged, and each update is the rate by the gradient's sign."""
+    optimizer = build_optimizer(plan_optimizer(lr=0.5, betas=(0.0, 0.0), **settings))
+    params = {"w": mx.zeros(2)}
+    for gradient, end in (([3.0, -2.0], [-0.5, 0.5]), ([-1.0, -4.0], [0.0, 1.0])):
+        params = optimizer.apply_gradients({"w": mx.array(gradient)}, params)
+        assert params["w"].tolist() == pytest.approx(end, abs=FLOAT32)
