@@ -291,6 +291,10 @@ def test_muon_refuses_what_is_no_hidden_matrix() -> None:
     with pytest.raises(Refused) as caught:
         build_optimizer(plan, Model())
     assert {r.field for r in caught.value.reasons} == paths(Model()) - {"body.weight", "head.weight"}
+    named_otherwise = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
+    with pytest.raises(Refused) as caught:
+        build_optimizer(plan, named_otherwise)
+    assert [r.field for r in caught.value.reasons] == ["layers.0.weight"]
     experts = {"experts": mx.zeros((2, 3, 4)), "lm_head": {"weight": mx.zeros((4, 4))}, "w": mx.zeros((3, 4))}
     with pytest.raises(Refused) as caught:
         build_optimizer(plan).init(experts)
