@@ -8,7 +8,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import Reasons, refuse
+from ..errors import Reasons
+from ..plan.files import read_file
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
@@ -45,36 +46,16 @@ def read_yaml(path: Path, config: type[Any]) -> Mapping[str, Any]:
     Raises:
         Refused: If it cannot be read, is no mapping, or says the same thing twice.
     """
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        node, content = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
-    except OSError as error:
-        refuse("unreadable", str(path), f"{error.strerror}; give a readable YAML file")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        refuse("unreadable", str(path), f"is not YAML: {' '.join(str(error).split())}")
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        refuse("type", str(path), f"holds a {type(content).__name__}; write one option a line, as in 'width: 128'")
+    content = read_file(path)
+    names = [str(name).replace("-", "_") for name in content]
     reasons = Reasons()
-    for name in _repeated(node):
-        reasons.add("contradiction", f"{path}: {name}", "is there more than once; keep one")
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            reasons.add("contradiction", f"{path}: {name}", "is there with a dash and an underscore; keep one")
     reasons.refuse_if_any()
     numbers = {item.name for item in fields(config) if str(item.type).startswith("float")}
-    named = {str(name).replace("-", "_"): value for name, value in content.items()}
+    named = dict(zip(names, content.values(), strict=True))
     return {name: _read_number(value) if name in numbers else value for name, value in named.items()}
-
-
-def _repeated(node: Any) -> list[str]:
-    """The keys that a mapping, or one inside it, has more than once; YAML itself keeps the last without a word."""
-    inner = [(f"{key.value}.", value) for key, value in node.value if isinstance(value.value, list)]
-    found = []
-    for prefix, mapping in [("", node), *inner]:
-        names = [str(entry[0].value).replace("-", "_") for entry in mapping.value if isinstance(entry, tuple)]
-        found += [prefix + name for name in dict.fromkeys(names) if names.count(name) > 1]
-    return found
 
 
 def _read_number(value: Any) -> Any:
