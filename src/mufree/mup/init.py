@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import Reasons, refuse
+from ..sums import total
 from .choices import Choices
 from .gains import carried, is_constant
 from .kinds import Placement
@@ -158,7 +159,7 @@ def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
     if start.law not in _SCATTER or start.keeps or leaf.value.size == 0:
         return
     value = leaf.value.astype(mx.float32)
-    square = float(mx.mean(value * value).item())  # type: ignore[arg-type]
+    square = float(total(value * value).item()) / value.size  # type: ignore[arg-type]
     if square == 0:
         return
     wanted = 1 / start.fan / (3 if start.law == "uniform" else 1)
