@@ -12,13 +12,14 @@ from importlib import import_module
 
 from ..errors import NonFiniteLoss, Refused
 
-COMMANDS = ("plan", "pretrain", "export")
+COMMANDS = ("plan", "pretrain", "transfer", "coord-check", "export")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status."""
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
+    options.arguments = tuple(arguments)
     try:
         return int(options.run(options))
     except Refused as refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,27 @@ from typing import Any
 from ..errors import refuse
 
 
-def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    """One option for each field of a config dataclass, in its groups. Options that are not given are left out."""
-    groups: dict[str, Any] = {}
+def add_options(
+    parser: argparse.ArgumentParser,
+    config: type[Any],
+    *,
+    groups: Collection[str] | None = None,
+    leave: Collection[str] = (),
+) -> None:
+    """One option for each field of a config dataclass, in its groups. Options that are not given are left out.
+
+    Args:
+        parser: Where to.
+        config: The dataclass.
+        groups: Only the fields of these groups.
+        leave: Fields without an option here.
+    """
+    added: dict[str, Any] = {}
     for item in fields(config):
         name, kind = item.metadata["group"], str(item.type).removesuffix(" | None")
-        if kind not in _TYPES and kind != "bool":
+        if (kind not in _TYPES and kind != "bool") or item.name in leave or (groups is not None and name not in groups):
             continue
-        group = groups.get(name) or groups.setdefault(name, parser.add_argument_group(name))
+        group = added.get(name) or added.setdefault(name, parser.add_argument_group(name))
         text = item.metadata["help"] + _default(item)
         flag = f"--{item.name.replace('_', '-')}"
         if kind == "bool":

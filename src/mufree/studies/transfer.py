@@ -1,0 +1,264 @@
+"""Learning-rate transfer: the same grid of rates at several widths, with μP and without."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import refuse
+from ..files import read_json, write_json
+from ..mup.verdict import Sweep
+from ..recipe import Recipe
+from .cells import PARAMETRISATIONS, Parametrisation, check_grid, grid
+from .custom import Batches, OptimizerChoice, custom_task
+from .judgement import Judgement, judge_transfer
+from .runner import Watcher, run_cells
+from .store import Row, Store
+from .task import Task, train_cell
+
+STUDY = "transfer"
+LOSS = "loss"
+"""The loss that the verdict is on: at ``x``, on fixed batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A finished grid, its verdict, plot and recipe.
+
+    Args:
+        rows: One for each cell.
+        base_width: Where the rate is tuned.
+        context: What a recipe takes over besides the rate: settings, base model's config and shapes, tokenizer.
+    """
+
+    rows: Sequence[Row]
+    base_width: int
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+    def sweeps(self, parametrisation: Parametrisation) -> list[Sweep]:
+        """One sweep a width, the base width first and then by width; mean losses over the seeds."""
+        widths = sorted({row["width"] for row in self.rows}, key=lambda width: (width != self.base_width, width))
+        found = [
+            Sweep(width, {e["rate"]: e["loss"] for e in self.table() if _is(e, width, parametrisation)})
+            for width in widths
+        ]
+        return [sweep for sweep in found if sweep.losses]
+
+    def table(self) -> list[dict[str, Any]]:
+        """One entry for each parametrisation, width and rate: ``loss`` (mean; None if a seed diverged), ``deviation``
+        (standard deviation over the seeds; None for fewer than two), ``seeds``, ``diverged`` (how many did)."""
+        groups: dict[tuple[str, int, float], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row["parametrisation"], row["width"], row["rate"]), []).append(row)
+        return [_entry(key, rows) for key, rows in sorted(groups.items())]
+
+    @property
+    def judgement(self) -> Judgement:
+        """Every gate."""
+        return judge_transfer(self.sweeps("mup"), self.sweeps("sp"))
+
+    @property
+    def passed(self) -> bool:
+        """Whether the rate transfers, and the control does not."""
+        return self.judgement.passed
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in a sentence."""
+        return self.judgement.sentence
+
+    def recipe(self) -> Recipe:
+        """The rate tuned at the base width, with what it depends on.
+
+        Raises:
+            Refused: If the best rate at the base width is not inside the grid.
+        """
+        sweeps = self.sweeps("mup")
+        base = next((sweep for sweep in sweeps if sweep.width == self.base_width), None)
+        if base is None or base.best is None or not base.interior:
+            refuse("no_minimum", "recipe", judge_transfer([base] if base else []).sentence if base else "no base width")
+        wider = [sweep.regret(base.best) for sweep in sweeps[1:]]
+        seconds = sum(row["seconds"] for row in self.rows if row["width"] == self.base_width and _mup(row))
+        return Recipe(
+            rate=base.best,
+            base_width=self.base_width,
+            updates=max(row["updates"] for row in self.rows),
+            seconds=round(seconds, 1),
+            sweep=self.table(),
+            verdict=self.verdict,
+            passed=self.passed if wider else None,
+            regret=_finite(max(wider)) if wider else None,
+            **_context(self.context, base.best),
+        )
+
+    def plot(self, path: str | Path) -> Path:
+        """Loss against rate, one curve a width, μP and SP side by side.
+
+        Raises:
+            Refused: If matplotlib is not installed.
+        """
+        from .plots import plot_transfer
+
+        return plot_transfer(self, Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write everything as one JSON file, from which :meth:`load` makes it again."""
+        content = {
+            "study": STUDY,
+            "base_width": self.base_width,
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "context": dict(self.context),
+            "rows": list(self.rows),
+        }
+        write_json(Path(path), content)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Transfer:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            Refused: If it is something else.
+        """
+        content = read_json(Path(path))
+        if content.get("study") != STUDY:
+            refuse("contradiction", str(path), f"holds a {content.get('study')} study, not {STUDY}")
+        return cls(rows=content["rows"], base_width=content["base_width"], context=content["context"])
+
+
+def run_transfer(
+    task: Task,
+    *,
+    base_width: int,
+    widths: Sequence[int],
+    rates: Sequence[float],
+    updates: int,
+    seeds: int,
+    folder: str | Path,
+    parametrisations: Sequence[Parametrisation] = PARAMETRISATIONS,
+    context: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Transfer:
+    """Train what is missing of the grid in ``folder``, and return all of it.
+
+    Raises:
+        Refused: For a grid that cannot be trained, or a folder of something else.
+    """
+    check_grid(widths=widths, rates=rates, seeds=seeds, updates=updates)
+    cells = grid(widths=widths, rates=rates, seeds=range(seeds), updates=updates, parametrisations=parametrisations)
+    rows = run_cells(Store(folder, STUDY, task.settings), cells, lambda cell: train_cell(task, cell), watcher)
+    return Transfer(rows=rows, base_width=base_width, context=context or {})
+
+
+def lr_transfer(
+    make: Callable[[int], Any],
+    batches: Batches,
+    loss: Callable[..., Any],
+    *,
+    base_width: int,
+    widths: Sequence[int],
+    rates: Sequence[float],
+    optimizer: OptimizerChoice,
+    updates: int,
+    seeds: int = 2,
+    folder: str | Path,
+    parametrisations: Sequence[Parametrisation] = PARAMETRISATIONS,
+    evaluation: Sequence[Any] | None = None,
+    watcher: Watcher | None = None,
+    **as_parametrize: Any,
+) -> Transfer:
+    """Whether the best learning rate stays where it is when a model gets wider.
+
+    Args:
+        make: A fresh model at a width.
+        batches: Training batches: a function of their number, or a sequence that is gone through again and again.
+        loss: Mean loss, ``loss(model, batch)``, or ``loss(model, *batch)`` where batches are tuples.
+        base_width: Where the rate is tuned; added to ``widths`` if it is not among them.
+        widths: At least one other width.
+        rates: A grid with a constant factor, wide enough for every minimum to lie inside.
+        optimizer: A plan, whose rate is replaced, or ``optimizer(rate, scales)``; scales are None without μP.
+        updates: Of every cell.
+        seeds: How many.
+        folder: Keeps finished cells, so that a stopped study goes on.
+        parametrisations: ``mup``, and ``sp`` for the control.
+        evaluation: Fixed batches for the loss at ``x``; by default the first 8 training batches.
+        watcher: Hears how it goes on.
+        **as_parametrize: Further arguments of :func:`mufree.parametrize`.
+
+    Raises:
+        Refused: For a single width, a grid that cannot be trained, or a folder of something else.
+    """
+    widths = sorted({base_width, *widths})
+    check_grid(widths=widths, rates=rates, seeds=seeds, updates=updates)
+    check_widths(widths)
+    task = custom_task(
+        make,
+        batches,
+        loss,
+        base_width=base_width,
+        optimizer=optimizer,
+        updates=updates,
+        evaluation=evaluation,
+        parametrize=as_parametrize,
+    )
+    return run_transfer(
+        task,
+        base_width=base_width,
+        widths=widths,
+        rates=rates,
+        updates=updates,
+        seeds=seeds,
+        folder=folder,
+        parametrisations=parametrisations,
+        watcher=watcher,
+    )
+
+
+def check_widths(widths: Sequence[int]) -> None:
+    """Refuse a single width.
+
+    Raises:
+        Refused: If there is only one.
+    """
+    if len(widths) < 2:
+        refuse(
+            "too_few",
+            "widths",
+            f"{', '.join(map(str, widths))}: one width shows no transfer; give another, or --only-base for its best rate",
+        )
+
+
+def _context(context: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    settings = {**context["settings"], "lr": rate} if "settings" in context else {}
+    empty: dict[str, Any] = {"model_config": {}, "base_shapes": {}, "tokenizer_hash": ""}
+    return {"settings": settings, **{name: context.get(name, value) for name, value in empty.items()}}
+
+
+def _is(entry: Mapping[str, Any], width: int, parametrisation: str) -> bool:
+    return bool(entry["width"] == width and entry["parametrisation"] == parametrisation)
+
+
+def _mup(row: Row) -> bool:
+    return bool(row["parametrisation"] == "mup")
+
+
+def _entry(key: tuple[str, int, float], rows: Sequence[Row]) -> dict[str, Any]:
+    losses = [row["losses"][LOSS] for row in rows]
+    whole = all(loss is not None for loss in losses)
+    return {
+        "parametrisation": key[0],
+        "width": key[1],
+        "rate": key[2],
+        "loss": statistics.fmean(losses) if whole else None,
+        "deviation": statistics.stdev(losses) if whole and len(losses) > 1 else None,
+        "seeds": len(rows),
+        "diverged": sum(loss is None for loss in losses),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
