@@ -7,9 +7,14 @@ import random
 
 import pytest
 
+from mufree.cli.blas import prepare_machine
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# As the command line does, and before anything imports MLX: in-process runs and started commands agree bit for bit.
+prepare_machine()
 
 
 @pytest.fixture(autouse=True)

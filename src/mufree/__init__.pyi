@@ -3,6 +3,7 @@ from . import training as training
 from .build import build_lr_schedule as build_lr_schedule
 from .build import build_optimizer as build_optimizer
 from .errors import CheckpointError as CheckpointError
+from .errors import NonFiniteLoss as NonFiniteLoss
 from .errors import Reason as Reason
 from .errors import Refused as Refused
 from .errors import ShapeMismatch as ShapeMismatch

@@ -21,7 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     options.arguments = tuple(arguments)
     try:
-        return int(options.run(options))
+        return int(options.start(options))
     except Refused as refused:
         print(f"mufree {options.command}: refused", file=sys.stderr)
         for reason in refused.reasons:
@@ -40,19 +40,19 @@ def run(arguments: Sequence[str]) -> int:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with the options of the command that is asked for; the other commands are not even imported."""
     parser = argparse.ArgumentParser(
-        prog="mufree", description="Tune a learning rate on a small model, train a wide one, stop whenever you like."
+        prog="mufree",
+        description="Tune a learning rate on a small model, train a wide one, stop whenever you like.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     asked = next((word for word in arguments if word in COMMANDS), None)
     for name in COMMANDS:
         module = import_module(f"{__name__}.{name.replace('-', '_')}")
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
         if name == asked:
             module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(start=module.run)
     return parser
 
 

@@ -48,7 +48,7 @@ def read_corpus(source: str | Path | None) -> Corpus:
     """Documents from a text file, a folder of them, a ``.jsonl`` file, or the embedded corpus.
 
     A text file is one document, a line of a ``.jsonl`` file one too. One document in ten is for validation, the same
-    ones for every seed; of a single document its last tenth.
+    ones for every seed; of a single document its last tenth. A text that occurs twice is on one side only.
 
     Args:
         source: A path, or None for the embedded corpus.
@@ -106,17 +106,15 @@ def _documents(path: Path, reasons: Reasons) -> list[str]:
 
 
 def _split(name: str, documents: Sequence[str]) -> Corpus:
-    if len(documents) == 1:
-        cut = len(documents[0]) - max(1, len(documents[0]) // VALIDATION_SHARE)
+    unique = list(dict.fromkeys(documents))
+    if len(unique) == 1:
+        cut = len(unique[0]) - max(1, len(unique[0]) // VALIDATION_SHARE)
         note = "a single document: its last tenth is for validation"
-        return Corpus(name, (documents[0][:cut],), (documents[0][cut:],), note)
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(documents))
-    valid = set(order[: max(1, len(documents) // VALIDATION_SHARE)].tolist())
-    return Corpus(
-        name,
-        tuple(text for n, text in enumerate(documents) if n not in valid),
-        tuple(text for n, text in enumerate(documents) if n in valid),
-    )
+        return Corpus(name, (unique[0][:cut],), (unique[0][cut:],), note)
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(unique))
+    chosen = set(order[: max(1, len(unique) // VALIDATION_SHARE)].tolist())
+    valid = {text: None for number, text in enumerate(unique) if number in chosen}
+    return Corpus(name, tuple(text for text in documents if text not in valid), tuple(valid))
 
 
 @dataclass(frozen=True, slots=True)

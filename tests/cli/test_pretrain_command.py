@@ -1,0 +1,137 @@
+"""``mufree pretrain`` as a person uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mufree.cli import run
+from training_settings import flags
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    """What a command says on stderr when it refuses."""
+    assert run(words) == 2
+    return capsys.readouterr().err
+
+
+def test_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plan, training, sample; then the same folder goes on for longer with nothing but the new length."""
+    out = tmp_path / "run"
+    assert run(["pretrain", *flags(out)]) == 0
+    said = capsys.readouterr().out
+    for words in ("hidden", "output-like", "untied head", "validation loss", "at y", "read back by mlx_lm", "--resume"):
+        assert words in said
+    assert run(["pretrain", "--resume", "--out", str(out), "--updates", "8", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["update"] == 8
+    assert result["valid_loss_x"] > 0
+    assert run(["export", str(out), "--weights", "y"]) == 0
+    assert Path(capsys.readouterr().out.strip()).joinpath("model.safetensors").is_file()
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the plan, as a table or as JSON."""
+    assert run(["pretrain", *flags(tmp_path / "run"), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    rows = {row["kind"]: row for row in plan["groups"]}
+    assert (rows["hidden"]["m_in"], rows["hidden"]["lr"]) == (2.0, 2.0**-7)
+    assert rows["input-like"]["lr"] == 2.0**-6
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_come_from_yaml_and_options_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A field of the architecture can only be in the file."""
+    file = tmp_path / "run.yaml"
+    file.write_text("width: 64\nlr: 0.25\nmodel:\n  rope_theta: 777.0\n")
+    words = [word for word in flags(tmp_path / "run", lr="2^-4") if word not in ("--width", "32")]
+    assert run(["pretrain", "-c", str(file), *words, "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["model_config"]["hidden_size"] == 64
+    assert plan["model_config"]["rope_theta"] == 777.0
+    assert plan["plan"]["peak_lr"] == 2.0**-4
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a fraction of a head": ({"width": 100, "head_dim": 16, "base_width": 32}, r"width: 100 .* give 96 or 112"),
+    "no base width": ({"base_width": 0}, r"base_width: 0 .* whole number ≥ 1"),
+    "a negative rate": ({"lr": -1}, r"lr: -1.0 .* number > 0"),
+    "an unknown architecture": ({"model_type": "lama"}, r"model_type: 'lama' .* choose one of: .*llama"),
+    "a β out of range": ({"beta1": 1.5}, r"beta.*1\.5"),
+    "an unreadable tokenizer": ({"tokenizer": "/nowhere"}, r"tokenizer: /nowhere has no tokenizer"),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_wrong_settings_are_refused(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, the setting, what was given and what is allowed, and nothing is written."""
+    import re
+
+    changes, says = REFUSED[fault]
+    words = [f"{a}={b}" for a, b in zip(*[iter(flags(tmp_path / "run", **changes))] * 2, strict=True)]
+    assert re.search(says, refused(capsys, ["pretrain", *words]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown key, no YAML, no mapping; data that is missing, empty or shorter than a sequence."""
+    out = tmp_path / "run"
+    for name, content, says in (
+        ("key.yaml", "widht: 128\n", "key.yaml: widht: no such option; the options are: "),
+        ("broken.yaml", "width: [\n", "broken.yaml: is not YAML"),
+        ("list.yaml", "- width\n", "list.yaml: holds a list; write one option a line"),
+        ("type.yaml", "width: wide\n", "width: 'wide' is not a whole number"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert says in refused(capsys, ["pretrain", "-c", str(tmp_path / name), "--out", str(out)])
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("short")
+    for name, says in (("empty.txt", "is empty"), ("short.txt", "a sequence takes 17"), ("no.txt", "does not exist")):
+        assert says in refused(capsys, ["pretrain", *flags(out, data=tmp_path / name)])
+    assert not out.exists()
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data, tokenizer, width and optimizer in one refusal."""
+    changes = {"data": tmp_path / "no.txt", "tokenizer": tmp_path / "no", "width": 36, "beta2": 2.0}
+    said = refused(capsys, ["pretrain", *flags(tmp_path / "run", **changes)])
+    for words in ("data: ", "tokenizer: ", "width: 36", "beta"):
+        assert words in said
+
+
+def test_an_occupied_folder_and_another_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Starting over a run, resuming nothing, resuming with another model: each says what to do."""
+    out = tmp_path / "run"
+    assert "holds no run to resume" in refused(capsys, ["pretrain", "--resume", "--out", str(out)])
+    assert not out.exists()
+    assert run(["pretrain", *flags(out, updates=1)]) == 0
+    before = sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*"))
+    assert "go on with --resume" in refused(capsys, ["pretrain", *flags(out)])
+    assert "width: 64 contradicts the saved run's 32" in refused(
+        capsys, ["pretrain", "--resume", "--out", str(out), "--width", "64"]
+    )
+    assert sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*")) == before
+
+
+def test_a_misspelt_option_is_refused_by_the_parser() -> None:
+    """Status 2, as for every refusal, also for an abbreviation."""
+    for words in (["pretrain", "--widht", "64"], ["pretrain", "--upd", "4"], ["no-such-command"], []):
+        with pytest.raises(SystemExit) as caught:
+            run(words)
+        assert caught.value.code == 2
+
+
+@pytest.mark.slow
+def test_the_module_and_the_status_of_a_refusal(tmp_path: Path) -> None:
+    """``python -m mufree`` is the command; a refusal has no traceback."""
+    command = [sys.executable, "-m", "mufree", "pretrain", "--lr", "0", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MUFREE_BLAS": "off"})
+    assert done.returncode == 2
+    assert "lr: 0.0 is not allowed; give a number > 0" in done.stderr
+    assert "Traceback" not in done.stderr

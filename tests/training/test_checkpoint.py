@@ -1,0 +1,127 @@
+"""Checkpoints: whole or not there, and strict when read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import pytest
+from mlx.utils import tree_flatten
+
+from mufree import AdamWScheduleFree, CheckpointError
+from mufree.training import load_checkpoint, save_checkpoint
+from mufree.training.checkpoint import checkpoints, prune
+
+
+def trained(width: int = 4, updates: int = 3, optimizer: Any = None) -> tuple[nn.Module, Any]:
+    model = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 1))
+    optimizer = optimizer or AdamWScheduleFree(0.1)
+    optimizer.init(model.trainable_parameters())
+    step = nn.value_and_grad(model, lambda model, x: model(x).square().mean())
+    for _ in range(updates):
+        optimizer.update(model, step(model, mx.ones((5, 3)))[1])
+    mx.eval(model.parameters(), optimizer.state)
+    return model, optimizer
+
+
+def everything(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    return {p: a.tolist() for p, a in [*tree_flatten(model.parameters()), *tree_flatten(optimizer.state)]}
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    """Weights, state, random state and facts, into a model that knows nothing yet."""
+    model, optimizer = trained()
+    save_checkpoint(tmp_path / "c", model, optimizer, {"position": 3})
+    drawn = mx.random.normal((4,)).tolist()
+    other, empty = trained(updates=0)
+    assert load_checkpoint(tmp_path / "c", other, empty) == {"position": 3}
+    assert everything(other, empty) == everything(model, optimizer)
+    assert mx.random.normal((4,)).tolist() == drawn
+    average = dict(tree_flatten(optimizer.average(model.parameters())))
+    saved = mx.load(str(tmp_path / "c" / "x.safetensors"))
+    assert all(mx.array_equal(average[path], saved[path]) for path in average)
+
+
+def test_stock_optimizers_can_be_saved_too(tmp_path: Path) -> None:
+    """One without an average has the same weights at x and y."""
+    model, optimizer = trained(optimizer=optim.AdamW(0.1))
+    save_checkpoint(tmp_path / "c", model, optimizer, {})
+    assert (tmp_path / "c" / "x.safetensors").read_bytes() == (tmp_path / "c" / "y.safetensors").read_bytes()
+
+
+FAULTS = {
+    "missing": (lambda c: (c / "y.safetensors").unlink(), r"y.safetensors: is missing"),
+    "truncated": (lambda c: (c / "x.safetensors").write_bytes((c / "x.safetensors").read_bytes()[:-1]), "checksum"),
+    "no manifest": (lambda c: (c / "manifest.json").unlink(), "no readable manifest"),
+    "half a manifest": (lambda c: (c / "manifest.json").write_text('{"format": 1'), "no readable manifest"),
+    "another format": (
+        lambda c: (c / "manifest.json").write_text(json.dumps({"format": 99, "files": {}})),
+        "format 99; this version reads format 1",
+    ),
+    "a path outside": (
+        lambda c: (c / "manifest.json").write_text(
+            json.dumps({**json.loads((c / "manifest.json").read_text()), "files": {"../../etc/passwd": "0"}})
+        ),
+        "is not a file that a checkpoint has",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path, fault: str) -> None:
+    """Each fault is named with its file, and model and optimizer are as they were."""
+    damage, says = FAULTS[fault]
+    model, optimizer = trained()
+    save_checkpoint(tmp_path / "c", model, optimizer, {})
+    damage(tmp_path / "c")
+    other, empty = trained(updates=1)
+    before = everything(other, empty)
+    with pytest.raises(CheckpointError, match=says):
+        load_checkpoint(tmp_path / "c", other, empty)
+    assert everything(other, empty) == before
+
+
+def test_another_models_checkpoint_is_refused_with_every_path(tmp_path: Path) -> None:
+    """All shapes that differ are listed, for weights and state; nothing is half loaded."""
+    save_checkpoint(tmp_path / "c", *trained(width=4), {})
+    other, empty = trained(width=6)
+    before = everything(other, empty)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(tmp_path / "c", other, empty)
+    fields = [reason.field for reason in caught.value.reasons]
+    assert "y.safetensors: layers.0.weight" in fields
+    assert "optimizer.safetensors: layers.2.weight.z" in fields
+    assert "layers.2.bias" not in " ".join(fields)
+    assert everything(other, empty) == before
+
+
+def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut short while writing, or between the two renames: the old one can be loaded."""
+    model, optimizer = trained()
+    folder = tmp_path / "saves" / "00000003"
+    save_checkpoint(folder, model, optimizer, {"number": 1})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mx, "save_safetensors", full)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(folder, model, optimizer, {"number": 2})
+    monkeypatch.undo()
+    assert load_checkpoint(folder, model, optimizer) == {"number": 1}
+    folder.rename(folder.with_name(".00000003.old"))
+    assert checkpoints(tmp_path / "saves") == [folder]
+    assert load_checkpoint(folder, model, optimizer) == {"number": 1}
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    """Older checkpoints go, other files stay."""
+    for number in (2, 10, 9):
+        (tmp_path / f"{number:08}").mkdir()
+    (tmp_path / "notes").mkdir()
+    prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000009", "00000010", "notes"]

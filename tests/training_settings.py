@@ -1,0 +1,34 @@
+"""Settings of runs small enough for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mufree.training.config import PretrainConfig
+
+TINY: dict[str, Any] = {
+    "width": 32,
+    "base_width": 16,
+    "layers": 1,
+    "head_dim": 8,
+    "seq_length": 16,
+    "batch_size": 2,
+    "warmup": 3,
+    "updates": 6,
+    "eval_every": 100,
+    "save_every": 100,
+    "report_every": 2,
+    "eval_batches": 2,
+}
+
+
+def tiny(out: Path, **changes: Any) -> PretrainConfig:
+    """A config of a tiny run, with changes."""
+    return PretrainConfig(**{**TINY, "out": str(out), **changes})
+
+
+def flags(out: Path, **changes: Any) -> list[str]:
+    """The same as command-line options."""
+    settings = {**TINY, "out": str(out), **changes}
+    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
