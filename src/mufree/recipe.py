@@ -80,6 +80,7 @@ class Recipe:
             if not isinstance(getattr(self, name), Mapping):
                 reasons.add("type", f"recipe: {name}", f"{getattr(self, name)!r} is not a mapping")
         reasons.refuse_if_any()
+
     def save(self, path: str | Path) -> None:
         """Write it as JSON.
 
@@ -112,7 +113,17 @@ class Recipe:
             Refused: If it is not whole.
         """
         names = {item.name for item in fields(cls)}
-        needed = {"rate", "base_width", "settings", "model_config", "base_shapes", "tokenizer_hash", "updates", "seconds", "format"}
+        needed = {
+            "rate",
+            "base_width",
+            "settings",
+            "model_config",
+            "base_shapes",
+            "tokenizer_hash",
+            "updates",
+            "seconds",
+            "format",
+        }
         if not isinstance(content, Mapping) or needed - content.keys() or content.keys() - names:
             refuse("unreadable", "recipe", f"{where} is no recipe of mufree's; make one with mufree transfer --save")
         return cls(**content)
@@ -196,4 +207,3 @@ def seconds_text(seconds: float) -> str:
         ('45 s', '3.3 min')
     """
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.2g} min"
-

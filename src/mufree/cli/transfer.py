@@ -24,6 +24,7 @@ FULL: Mapping[str, Any] = {
     "rates": [2.0**power for power in range(-10, -2)],
     "seeds": 2,
     "updates": 120,
+    "batch_size": 8,
 }
 QUICK: Mapping[str, Any] = {
     "widths": [64, 128, 256],

@@ -93,4 +93,3 @@ def check_grid(*, widths: Sequence[int], rates: Sequence[float], seeds: int, upd
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             reasons.add("out_of_range", name, f"{count!r} is not a whole number ≥ 1")
     reasons.refuse_if_any()
-

@@ -107,7 +107,9 @@ class Store:
         except (ValueError, KeyError, TypeError):
             refuse("damaged", "out", f"{self.folder / _STUDY} does not say which study it is; give another folder")
         if (study, found.get("format")) != (self.study, FORMAT):
-            refuse("contradiction", "out", f"{self.folder} holds a {study} study, not {self.study}; give another folder")
+            refuse(
+                "contradiction", "out", f"{self.folder} holds a {study} study, not {self.study}; give another folder"
+            )
         reasons = Reasons()
         for name in sorted({*settings, *self.settings}):
             before, now = settings.get(name), self.settings.get(name)

@@ -31,6 +31,7 @@ class Task:
         optimizer: The optimizer of a cell for a model; its scales are None without μP.
         evaluation: Fixed batches by the name of the loss that they give.
         parametrize: Further arguments of :func:`~mufree.mup.parametrize`.
+        adjust: Changes μP's scales before the optimizer is made, to see that a check notices.
         accumulation: Micro-batches an update.
         measured: Updates besides the last after which a cell is evaluated.
         settings: What produced a cell besides its own fields, as JSON.
@@ -43,6 +44,7 @@ class Task:
     optimizer: Callable[[Cell, Any, Scales | None], Any]
     evaluation: Mapping[str, Sequence[Any]]
     parametrize: Mapping[str, Any] = field(default_factory=dict)
+    adjust: Callable[[Scales], Scales] | None = None
     accumulation: int = 1
     measured: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -52,6 +54,8 @@ class Task:
         mx.random.seed(cell.seed)
         model = self.make(cell.width)
         scales = parametrize(model, self.shapes, **self.parametrize) if cell.parametrisation == "mup" else None
+        if scales is not None and self.adjust is not None:
+            scales = self.adjust(scales)
         optimizer = self.optimizer(cell, model, scales)
         mx.eval(model.parameters())
         return Trainer(

@@ -49,8 +49,11 @@ class Transfer:
         return [sweep for sweep in found if sweep.losses]
 
     def table(self) -> list[dict[str, Any]]:
-        """One entry for each parametrisation, width and rate: ``loss`` (mean; None if a seed diverged), ``deviation``
-        (standard deviation over the seeds; None for fewer than two), ``seeds``, ``diverged`` (how many did)."""
+        """One entry for each parametrisation, width and rate.
+
+        Each has ``loss`` (mean; None if a seed diverged), ``deviation`` (over the seeds; None for fewer than two),
+        ``seeds`` and ``diverged`` (how many did).
+        """
         groups: dict[tuple[str, int, float], list[Row]] = {}
         for row in self.rows:
             groups.setdefault((row["parametrisation"], row["width"], row["rate"]), []).append(row)
@@ -228,7 +231,7 @@ def check_widths(widths: Sequence[int]) -> None:
         refuse(
             "too_few",
             "widths",
-            f"{', '.join(map(str, widths))}: one width shows no transfer; give another, or --only-base for its best rate",
+            f"{', '.join(map(str, widths))}: one width shows no transfer; give another",
         )
 
 
