@@ -47,7 +47,8 @@ def run(optimizer: ScheduleFree, updates: int, dtype: mx.Dtype, seed: int = 0, o
     held = to_mlx(start(seed), dtype)
     optimizer.init(held)
     for k in range(updates):
-        g = to_mlx(gradient(sequences(optimizer, held)["y"], k, seed), dtype)
+        y = to_numpy(held) if optimizer.model_holds == "y" else sequences(optimizer, held)["y"]
+        g = to_mlx(gradient(y, k, seed), dtype)
         held = optimizer.apply_gradients(g, held)
         mx.eval(held, optimizer.state)
         if observe is not None:

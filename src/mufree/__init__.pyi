@@ -1,5 +1,9 @@
 from . import lm as lm
 from . import training as training
+from .build import MuAdam as MuAdam
+from .build import MuAdamW as MuAdamW
+from .build import MuAdamWScheduleFree as MuAdamWScheduleFree
+from .build import MuSGD as MuSGD
 from .build import build_lr_schedule as build_lr_schedule
 from .build import build_optimizer as build_optimizer
 from .errors import CheckpointError as CheckpointError

@@ -88,6 +88,16 @@ def test_another_initialisation_is_noticed() -> None:
     assert std(found["model.layers.1.self_attn.v_proj.weight"]) == pytest.approx(0.02 / math.sqrt(8), rel=STD)
 
 
+def test_a_wildcard_leaves_norm_gains_alone() -> None:
+    """``*.weight`` draws matrices; a vector is drawn only by its own path."""
+    model = llama_at(512, tied=True)
+    parametrize(model, SHAPES[True], init={"*.weight": 0.02, "model.layers.0.input_layernorm.weight": 0.5})
+    found = flat(model)
+    assert mx.all(found["model.layers.1.input_layernorm.weight"] == 1).item()
+    assert mx.all(found["model.norm.weight"] == 1 / 8).item()
+    assert std(found["model.layers.0.input_layernorm.weight"]) == pytest.approx(0.5, rel=0.2)
+
+
 def test_keep_changes_nothing() -> None:
     """Trained weights get scales only."""
     model = llama_at(512, tied=True)

@@ -29,6 +29,16 @@ def test_a_factory_gives_the_same_as_two_models() -> None:
     assert asked == [32, 64]
 
 
+def test_a_class_of_models_is_a_factory_too() -> None:
+    """Its constructor takes the width."""
+
+    class Model(dict[str, tuple[int, ...]]):
+        def __init__(self, width: int) -> None:
+            super().__init__(w=(width, 3))
+
+    assert dict(make_base_shapes(Model, base_width=32)) == {"w": (32, None)}
+
+
 def test_a_file_comes_back_and_is_byte_stable(tmp_path: Path) -> None:
     """Saving what was loaded writes the same bytes; forward multipliers are kept in a comment."""
     shapes = BaseShapes(make_base_shapes(BASE, DELTA).widths, {}, {"readout": 0.125})

@@ -17,7 +17,8 @@ ABOUT = json.loads(str(DATA["about"]))
 PLANS: list[dict[str, Any]] = ABOUT["plans"]
 FLOAT32 = 2e-6  # of the largest weight after 200 updates, both sides in float32: their roundings add up
 FLOAT32_OWN = {"adamw_hf": 5e-6}  # against the update as published, in float64
-FLOAT32_MUON = 2e-2  # torch's class orthogonalises in bfloat16, whose 8 bits are the whole difference
+FLOAT32_MUON = 4e-3  # torch's class orthogonalises in bfloat16: measured 1.8e-3, the whole difference
+MUON_EXACT = 1e-6  # our float32 against torch's algorithm with Newton–Schulz in float64
 FLOAT64 = 1e-13  # the formula: float64 roundings of 200 updates
 THIRTEEN = [
     "adamw_torch",
@@ -98,6 +99,12 @@ def test_float64_is_the_formula(index: int, plan: dict[str, Any]) -> None:
     """With rate and step handed in as float64, muon's Newton–Schulz in float64 on both sides."""
     kept = trained(plan, mx.float64)
     assert worst(index, kept, "float64", ABOUT["updates"]) <= FLOAT64
+
+
+@pytest.mark.parametrize(("index", "plan"), [case for case in enumerate(PLANS) if case[1]["optimizer"] == "muon"])
+def test_muon_in_float32_is_torch_s_algorithm(index: int, plan: dict[str, Any]) -> None:
+    """Much nearer to what torch means than torch's own bfloat16 iteration is."""
+    assert worst(index, trained(plan, mx.float32), "float64", ABOUT["updates"]) <= MUON_EXACT
 
 
 def test_the_thirteen_are_all_here() -> None:

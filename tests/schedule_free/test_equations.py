@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from types import MappingProxyType, SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from mufree import AdamWScheduleFree, RAdamScheduleFree, SGDScheduleFree
 from mufree.schedule_free import adamw, averaging, form, kernels
@@ -95,6 +97,32 @@ def test_unequal_scales(kind, holds) -> None:
     if kind != "radam":
         reference.warmup_steps = 5
     assert worst(build(kind, reference, holds, Family(family, triples)), reference) < FLOAT64
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_scales_of_one_change_no_bit(kind, dtype) -> None:
+    """At base width the update is the one without scales."""
+    results = []
+    for scales in (None, Family("sgd" if kind == "sgd" else "adam", dict.fromkeys("wbs", (1.0, 1.0, 1.0)))):
+        optimizer = build(kind, Reference(kind, 0.01, weight_decay=0.1), scales=scales)
+        held = to_mlx(start(0), dtype)
+        for k in range(8):
+            held = optimizer.apply_gradients(to_mlx(gradient(start(0), k, 0), dtype), held)
+        results.append([(name, a.astype(mx.float32).tolist()) for name, a in tree_flatten([held, optimizer.state])])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_copied_optimizer_goes_on_by_itself(kind) -> None:
+    """copy.deepcopy: the same from there, and the original is left alone."""
+    optimizer, held = build(kind, Reference(kind, 0.01)), to_mlx(start(0), mx.float32)
+    held = optimizer.apply_gradients(held, held)
+    other = copy.deepcopy(optimizer)
+    there = other.apply_gradients(held, held)
+    assert optimizer.step.item() == 1
+    here = optimizer.apply_gradients(held, held)
+    assert all(here[name].tolist() == there[name].tolist() for name in here)
 
 
 @pytest.mark.parametrize("kind", CLASSES)

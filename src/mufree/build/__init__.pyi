@@ -1,5 +1,9 @@
 from .describe import describe as describe
 from .grouped import Grouped as Grouped
 from .grouped import Member as Member
+from .mu import MuAdam as MuAdam
+from .mu import MuAdamW as MuAdamW
+from .mu import MuAdamWScheduleFree as MuAdamWScheduleFree
+from .mu import MuSGD as MuSGD
 from .rates import build_lr_schedule as build_lr_schedule
 from .standard import build_optimizer as build_optimizer

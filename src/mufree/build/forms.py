@@ -106,7 +106,8 @@ class TorchMuon(optim.Muon):
         state["v"] = velocity
         update = (1 - self.momentum) * gradient + self.momentum * velocity if self.nesterov else velocity
         rows, columns = update.shape
-        kept = parameter * (1 - rate * self.weight_decay) if self.weight_decay else parameter
+        # not w·(1 − lr·λ): in float32 that factor is off by 3e-8, the same way at every update
+        kept = parameter - rate * self.weight_decay * parameter if self.weight_decay else parameter
         return kept - rate * max(1, rows / columns) ** 0.5 * orthogonalised(update, self.ns_steps)
 
 

@@ -81,8 +81,9 @@ def stock_rule(plan: OptimizerPlan, rate: Rate, *, eps_factor: float = 1.0, deca
     arguments = {"learning_rate": rate, **_common(plan, eps_factor), **FIXED.get(plan.form, {})}
     if plan.family.decay != "none":
         return Rule(kind=PLAIN[plan.form], arguments={**arguments, "weight_decay": decay})
-    kind = COUPLED[plan.form] if decay else PLAIN[plan.form]
-    return Rule(kind=kind, arguments=arguments, coupled=decay)
+    if plan.coupled_weight_decay and decay:
+        return Rule(kind=COUPLED[plan.form], arguments=arguments, coupled=decay)
+    return Rule(kind=PLAIN[plan.form], arguments=arguments)
 
 
 def schedule_free_rule(plan: OptimizerPlan, rate: Rate, scales: Mapping[str, Any] | None) -> Rule:

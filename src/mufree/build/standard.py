@@ -11,7 +11,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten
 
-from mufree.errors import Reasons, refuse
+from mufree.errors import Reasons
 from mufree.plan import OptimizerPlan
 
 from .forms import check_hidden
@@ -70,12 +70,14 @@ def build_optimizer(
         >>> build_optimizer(plan_optimizer(optimizer="adamw_torch", lr=1e-3)).bias_correction
         True
     """
+    reasons = Reasons()
     if plan.needs_model and model is None:
-        refuse("needs_model", "model", f"None, but decay_mask={plan.decay_mask!r} needs it; give the model")
+        reasons.add("needs_model", "model", f"None, but decay_mask={plan.decay_mask!r} needs it; give the model")
     if scales is not None:
-        _check_scales(plan, scales)
+        _check_scales(reasons, plan, scales)
     if model is not None:
-        _check_model(plan, model, scales)
+        _check_model(reasons, plan, model, scales)
+    reasons.refuse_if_any()
     rate = build_lr_schedule(plan)
     optimizer = (
         _schedule_free(plan, model, scales, rate) if plan.family.schedule_free else _stock(plan, model, scales, rate)
@@ -134,31 +136,30 @@ def _leaves(model: Any, *, trainable: bool = False) -> dict[str, mx.array]:
     return dict(tree_flatten(model))
 
 
-def _check_scales(plan: OptimizerPlan, scales: Mapping[str, Any]) -> None:
+def _check_scales(reasons: Reasons, plan: OptimizerPlan, scales: Mapping[str, Any]) -> None:
     name, family = plan.requested_optimizer, plan.family.mup
     made_for = getattr(scales, "family", None)
     if family is None:
-        refuse(
+        reasons.add(
             "no_rule",
             "scales",
             f"there is no width rule for {name}, whose step follows shape or parameter; leave them out",
         )
-    if made_for != family:
-        refuse(
+    elif made_for != family:
+        reasons.add(
             "family",
             "scales",
             f"made for {made_for!r}-like optimizers, but {name} needs family={family!r}; make them anew",
         )
     if plan.coupled_weight_decay and plan.weight_decay > 0:
-        refuse(
+        reasons.add(
             "no_rule",
             "coupled_weight_decay",
             f"L2 through {name} has no width rule; take adamw_torch's decoupled decay",
         )
 
 
-def _check_model(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None) -> None:
-    reasons = Reasons()
+def _check_model(reasons: Reasons, plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None) -> None:
     leaves = _leaves(model, trainable=True)
     embeddings: tuple[str, ...] = ()
     if isinstance(model, nn.Module):
@@ -174,4 +175,3 @@ def _check_model(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | No
             reasons.add(
                 "float16", path, f"is float16, where eps={plan.eps!r} is 0 or state overflows; take float32 or bfloat16"
             )
-    reasons.refuse_if_any()

@@ -30,39 +30,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     helps = {name: " ".join(text.replace("``", "").split()) for name, text in _ARGUMENT.findall(section)}
     for name, parameter in settings().items():
         flag, text = f"--{name.replace('_', '-')}", helps.get(name, "").replace("%", "%%")
+        if parameter.default not in (None, False, inspect.Parameter.empty):
+            text += f" Default: {parameter.default}."
         if parameter.default is False:
-            parser.add_argument(flag, dest=name, action="store_const", const=True, help=text)
+            parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=text)
         else:
-            parser.add_argument(flag, dest=name, metavar="VALUE", help=text)
+            parser.add_argument(flag, dest=name, metavar="VALUE", default=argparse.SUPPRESS, help=text)
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "-c", "--config", type=Path, metavar="FILE", help="settings from a YAML file; flags win over it"
+        "-c",
+        "--config",
+        type=Path,
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="settings from a YAML file; flags win over it",
     )
     source.add_argument(
         "--training-arguments",
         type=Path,
         metavar="FILE",
+        default=argparse.SUPPRESS,
         help="settings from a transformers TrainingArguments JSON, meaning what they mean there; flags win over it",
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the plan to this file, as JSON")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="also write the plan to this file, as JSON"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse with every reason."""
-    given = {name: value for name, value in vars(args).items() if name in settings() and value is not None}
+    given = {name: value for name, value in vars(args).items() if name in settings()}
     flags = {name: value if value is True else _value(name, value) for name, value in given.items()}
     plan = plan_optimizer(**_complete(_from_file(args, flags) | flags))
-    if args.out is not None:
+    if "out" in args:
         args.out.write_text(plan.to_json() + "\n", encoding="utf-8")
     print(plan.to_json() if args.json else plan.table())
     return 0
 
 
 def _from_file(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any]:
-    if args.training_arguments is not None:
+    if "training_arguments" in args:
         return from_training_arguments(read_file(args.training_arguments), total_updates=flags.get("total_updates"))
-    if args.config is None:
+    if "config" not in args:
         return {}
     found = read_file(args.config)
     reasons = Reasons()

@@ -27,8 +27,42 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "mlp_bias": False,
         "hidden_act": "silu",
     },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "hidden_act": "silu",
+    },
+    "granite": {
+        "architectures": ["GraniteForCausalLM"],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+    },
+    "gemma": {
+        "architectures": ["GemmaForCausalLM"],
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        # mlx-lm's is the exact one; transformers takes the word "gelu" for the approximation.
+        "hidden_act": "gelu_python",
+    },
 }
 """By model type: the fields of a new model that are neither a size nor asked for."""
+
+MULTIPLIERS: Mapping[str, tuple[str, ...]] = {"granite": ("logits_scaling",)}
+"""By model type: the fields by which the logits are divided, which grow with ``hidden_size`` (the head's 1/m)."""
+
+LOGITS_WIDTH = 32
+"""The width at which a new granite divides its logits by 1: with MLX's initialisers they then start below 1."""
 
 FEED_FORWARD = 4
 """``intermediate_size`` of a new model, as a multiple of ``hidden_size``."""
@@ -85,8 +119,16 @@ def new_config(
         "num_key_value_heads": heads,
         **sizes,
         **ARCHITECTURES[model_type],
+        **_multipliers(model_type, width, head_dim),
         **given,
     }
+
+
+def _multipliers(model_type: str, width: int, head_dim: int) -> Config:
+    """Granite's multipliers that depend on a size: attention by 1/d, logits in proportion to the width."""
+    if model_type != "granite":
+        return {}
+    return {"attention_multiplier": 1 / head_dim, "logits_scaling": width / LOGITS_WIDTH}
 
 
 def _check_fields(reasons: Reasons, model_type: str, given: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
@@ -122,7 +164,8 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
     """The same model at another width.
 
     ``hidden_size`` becomes ``width``; the feed-forward size and the numbers of heads keep their ratio to it; the size
-    of a head, depth and vocabulary stay. Multipliers that a config carries are left alone.
+    of a head, depth and vocabulary stay. A multiplier that divides the logits (:data:`MULTIPLIERS`) grows along and so
+    gives the head its 1/m; every other one is left alone.
 
     Args:
         config: A model config with at least ``hidden_size``.
@@ -159,5 +202,8 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
                 f"give a multiple of {step}",
             )
         grown[name] = int(size)
+    for name in MULTIPLIERS.get(config.get("model_type", ""), ()):
+        if name in config:
+            grown[name] = float(config[name] * ratio)
     reasons.refuse_if_any()
     return grown

@@ -15,6 +15,7 @@ from ..errors import Reasons
 from .walk import Leaf, is_module, modules
 
 QUERIES = ("q_proj", "query_proj", "wq", "q_b_proj", "query")
+HEADS = ("n_heads", "num_heads", "n_head", "num_attention_heads")
 QUERY_NORMS = ("q_norm", "query_norm", "q_layernorm", "query_layernorm")
 
 
@@ -32,7 +33,7 @@ def head_size(attention: Any, rows: int) -> int | None:
     size = getattr(attention, "head_dim", None)
     if isinstance(size, int):
         return size
-    for name in ("n_heads", "num_heads", "n_head", "num_attention_heads"):
+    for name in HEADS:
         heads = getattr(attention, name, None)
         if isinstance(heads, int) and heads > 0 and rows % heads == 0:
             return rows // heads

@@ -89,7 +89,8 @@ def param_groups(
         ShapeMismatch: A parameter has no scale.
         Refused: A group matches nothing.
     """
-    found = leaves(params)
+    # What is frozen and has no scale is no one's to train; what has one may be unfrozen later.
+    found = [leaf for leaf in leaves(params) if leaf.path in scales or not leaf.frozen]
     problems = Reasons()
     _check_paths(found, scales, problems)
     problems.refuse_if_any(ShapeMismatch)

@@ -17,7 +17,7 @@ from mlx.utils import tree_unflatten
 from ..errors import Reasons, refuse
 from .gains import carried, is_constant
 from .kinds import Placement
-from .queries import zeroed_queries
+from .queries import Zeroing, zeroed_queries
 from .rules import Decay, Family
 from .scales import Scales
 from .scaling import Choices, Decided, decide, match_patterns
@@ -51,7 +51,8 @@ def parametrize(
         model: A model with fresh weights.
         base_shapes: From :func:`make_base_shapes` or a ``.bsh`` file.
         init: Whose initialisation the weights have. ``"mlx"``: MLX's own, which is checked; ``{pattern: base std}``:
-            those are drawn anew from N(0, (std × the rule's factor)²), the others are MLX's; ``"keep"``: the weights
+            those are drawn anew from N(0, (std × the rule's factor)²), the others are MLX's. A pattern with a wildcard
+            draws tensors of two axes or more, so that ``*.weight`` leaves norm gains alone; ``"keep"``: the weights
             stay as they are, as for a trained model.
         zero_readout: Start an untied head at zero; a pattern says which tensors, where several map to a finite size.
         zero_query: Start the attention's queries at zero.
@@ -79,6 +80,14 @@ def parametrize(
         base_head_dim=base_head_dim,
     )
     decided = decide(model, base_shapes, choices)
+    _start(model, decided, init, zero_readout, zero_query)
+    return decided.scales
+
+
+def _start(
+    model: Any, decided: Decided, init: str | Mapping[str, float], zero_readout: bool | str, zero_query: bool
+) -> None:
+    """Change the weights, or none of them if anything is to be refused."""
     problems = Reasons()
     zeros = _zeroed_heads(decided, zero_readout, problems)
     if zero_query:
@@ -87,14 +96,14 @@ def parametrize(
         if zeros:
             problems.add("init", "init", "'keep' leaves the weights as they are and cannot start some at zero as well")
         problems.refuse_if_any()
-        return decided.scales
+        return
     stds = _given_stds(init, decided.found, problems)
     changed = _scaled(decided, stds, problems)
     problems.refuse_if_any()
-    changed.update(zeros)
+    values = {leaf.path: leaf.value for leaf in decided.found}
+    changed.update({path: zero(changed.get(path, values[path])) for path, zero in zeros.items()})
     if changed:
         model.update(tree_unflatten(list(changed.items())))
-    return decided.scales
 
 
 def _given_stds(init: object, found: tuple[Leaf, ...], problems: Reasons) -> dict[str, float]:
@@ -102,10 +111,15 @@ def _given_stds(init: object, found: tuple[Leaf, ...], problems: Reasons) -> dic
         for pattern, std in init.items():
             if not isinstance(std, int | float) or isinstance(std, bool) or not 0 <= std < math.inf:
                 problems.add("init", f"init[{pattern!r}]", f"{std!r} is no std; give a finite number ≥ 0")
-        return match_patterns(init, found, "init", problems)
+        stds = match_patterns(init, found, "init", problems)
+        return {leaf.path: stds[leaf.path] for leaf in found if leaf.path in init or _drawn(leaf, stds)}
     if init != "mlx":
         problems.add("init", "init", f"{init!r} is none of 'mlx', 'keep' and {{pattern: base std}}")
     return {}
+
+
+def _drawn(leaf: Leaf, stds: Mapping[str, float]) -> bool:
+    return leaf.path in stds and len(leaf.shape) > 1
 
 
 def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> dict[str, mx.array]:
@@ -115,7 +129,7 @@ def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> d
         if placement is None or not mx.issubdtype(leaf.value.dtype, mx.floating):
             continue
         scale = decided.scales[leaf.path]
-        if leaf.path in stds:
+        if leaf.path in stds and leaf.path not in decided.gains:
             std = stds[leaf.path] * scale.init
             changed[leaf.path] = mx.random.normal(leaf.value.shape, leaf.value.dtype, scale=std)
             continue
@@ -160,7 +174,7 @@ def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
         )
 
 
-def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> dict[str, mx.array]:
+def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> dict[str, Zeroing]:
     if wanted is False:
         return {}
     readout = decided.scales.readout
@@ -177,4 +191,4 @@ def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> di
     biases = {leaf.path: leaf for leaf in decided.found if leaf.name == "bias" and leaf.owner is not None}
     owners = {id(leaf.owner) for leaf in heads.values()}
     both = {**heads, **{path: leaf for path, leaf in biases.items() if id(leaf.owner) in owners}}
-    return {path: mx.zeros_like(leaf.value) for path, leaf in both.items()}
+    return dict.fromkeys(both, mx.zeros_like)

@@ -204,7 +204,7 @@ def make_base_shapes(base: Any, delta: Any = None, *, base_width: int = 64) -> B
 
 
 def _is_factory(value: object) -> bool:
-    return callable(value) and not hasattr(value, "named_modules")
+    return isinstance(value, type) or (callable(value) and not hasattr(value, "named_modules"))
 
 
 def _same_paths(left: Mapping[str, Any], right: Mapping[str, Any], one: str, other: str, problems: Reasons) -> None:

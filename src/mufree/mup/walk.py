@@ -34,7 +34,7 @@ class Leaf:
     @property
     def frozen(self) -> bool:
         """Whether its module keeps it from training."""
-        return self.owner is not None and self.name.split(".")[0] in self.owner._no_grad
+        return self.owner is not None and self.name.split(".")[0] in getattr(self.owner, "_no_grad", ())
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -25,9 +25,8 @@ class Option:
         default: What is built when it is not given.
         allowed: Where a number must lie.
         choices: The words allowed.
-        only: If set, the single value that can be honoured, ``why`` saying what MLX lacks.
+        only: If set, the values that can be honoured; such an option is checked and not passed on.
         why: The reason for ``only``.
-        shown: Whether the built optimizer takes it (a pinned option is checked and not passed on).
     """
 
     kind: Kind

@@ -25,8 +25,8 @@ from .kernels import Member, advance_scalars, join_late, update_members
 from .modes import Modes
 from .rule import Rule
 from .scales import ScaleMapping, multipliers
-from .state import Layout, check_parameters, check_same_leaves, check_scalars
-from .tree import assign, mirror, place, replace_leaves, tracing, walk
+from .state import Layout, check_gradients, check_parameters, check_same_leaves, check_scalars
+from .tree import assign, beside, mirror, place, replace_leaves, tracing, walk
 
 RateLike = float | mx.array | Callable[[mx.array], mx.array | float]
 
@@ -115,12 +115,13 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
     def state(self, state: dict[str, Any]) -> None:
         if state is self._state:
             return
-        self._refuse_while_held("the state was set")
         reasons = Reasons()
         check_scalars(reasons, state, self._layout.form)
         if not reasons.found and self._begun:
             check_same_leaves(reasons, self._state, state)
         reasons.refuse_if_any(CheckpointError)
+        if self._held is not None and not tracing(state["step"]):
+            self._refuse_while_held("the state was set")
         assign(self._state, state)
         self._loaded = self._loaded or not self._begun
         self._initialized = self._begun
@@ -244,8 +245,9 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
     def _advance(self, gradients: Any, parameters: Any, commit: Callable[[dict[str, mx.array]], Any]) -> None:
         if self._held is not None and not tracing(self.step):
             self._refuse_while_held("an update was asked for")
+        check_gradients(gradients, parameters)
         if not self._initialized:
-            self.init(_beside(gradients, parameters))
+            self.init(beside(gradients, parameters))
         members = self._members(gradients, parameters)
         k = self.step
         for name, schedule in self._schedulers.items():
@@ -264,7 +266,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         joining = [(path, g, p) for path, g, p, leaf in found if not leaf]
         if joining:
             reasons = Reasons()
-            check_parameters(reasons, _beside(gradients, parameters), self._scales)
+            check_parameters(reasons, beside(gradients, parameters), self._scales)
             reasons.refuse_if_any()
             mirror(gradients, self._state)
             states = {path: leaf for path, _, leaf in walk(gradients, self._state)}
@@ -273,9 +275,3 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
                 join_late(self._layout, self.step, self._scalar_dtype, gradient, states[path])
             found = [(path, g, p, states[path]) for path, g, p, _ in found]
         return [Member.of(path, g, p, leaf, multipliers(self._scales, path)) for path, g, p, leaf in found]
-
-
-def _beside(gradients: Any, parameters: Any) -> Any:
-    """The part of ``parameters`` that has gradients, in the structure of ``gradients``."""
-    found = {path: parameter for path, gradient, parameter in walk(gradients, parameters) if gradient is not None}
-    return replace_leaves(gradients, found)

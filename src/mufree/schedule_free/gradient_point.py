@@ -1,4 +1,10 @@
-"""Gradients at ``y`` for a model that holds ``x``."""
+"""Gradients at ``y`` for a model that holds ``x``.
+
+The model holds ``y`` for the time of the loss. Restoring ``x`` right after the loss is not enough: a checkpointed layer
+is run again in the backward pass and puts what it was given, ``y``, into the model once more. So the weights pass
+through one custom function whose derivative is the identity, and whose backward pass, the last of all that concern the
+weights, restores ``x`` too.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +18,11 @@ from ..errors import refuse
 from .form import Form, working_dtype
 from .tree import place, replace_leaves, walk
 
+Arrays = dict[str, mx.array]
+
 
 def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """``loss`` with ``y`` in place of the ``x`` that its first argument, or ``model``, holds."""
+    """``loss`` with ``y`` in place of the ``x`` that its first module or tree argument, or ``model``, holds."""
     if form.holds != "x":
         refuse("holds_y", "model_holds", "'y': the model holds y already; at_y is for model_holds='x'")
 
@@ -24,27 +32,48 @@ def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any
         if target is None:
             if not (args and isinstance(args[0], dict | list | tuple)):
                 refuse("no_model", "at_y", "the loss takes no model; give it: at_y(loss, model)")
-            return loss(replace_leaves(args[0], _points(form, state, args[0])), *args[1:], **kwargs)
+            x, y = _trained(form, state, args[0])
+            return loss(replace_leaves(args[0], _shifted(x, y, lambda: None)), *args[1:], **kwargs)
         if not target.training:
             return loss(*args, **kwargs)
-        parameters = target.trainable_parameters()
-        points = _points(form, state, parameters)
-        x: dict[str, mx.array] = dict(walk(parameters))
-        place(target, points)
+        x, y = _trained(form, state, target.trainable_parameters())
+
+        def restore() -> None:
+            place(target, x)
+
+        place(target, _shifted(x, y, restore))
         try:
             return loss(*args, **kwargs)
         finally:
-            place(target, x)
+            restore()
 
     return loss_at_y
 
 
-def _points(form: Form, state: dict[str, Any], parameters: Any) -> dict[str, mx.array]:
-    """Path → an array with the value of ``y`` whose derivative with respect to ``x`` is the identity."""
-    points = {}
-    for path, x, leaf in walk(parameters, state):
+def _trained(form: Form, state: dict[str, Any], parameters: Any) -> tuple[Arrays, Arrays]:
+    """``x`` and ``y`` by path, of all parameters that have state; ``y`` in the parameter's dtype."""
+    x, y = {}, {}
+    for path, parameter, leaf in walk(parameters, state):
         if isinstance(leaf, dict) and "z" in leaf:
-            held = leaf.get("x", x).astype(working_dtype(x.dtype))
-            y = form.gradient_point(held, leaf["z"].astype(held.dtype)).astype(x.dtype)
-            points[path] = mx.stop_gradient(y) + (x - mx.stop_gradient(x))
-    return points
+            held = leaf.get("x", parameter).astype(working_dtype(parameter.dtype))
+            x[path] = parameter
+            y[path] = mx.stop_gradient(form.gradient_point(held, leaf["z"].astype(held.dtype)).astype(parameter.dtype))
+    return x, y
+
+
+def _shifted(x: Arrays, y: Arrays, after_backward: Callable[[], None]) -> Arrays:
+    """The values of ``y``, whose derivative with respect to ``x`` is the identity."""
+    if not x:
+        return {}
+
+    @mx.custom_function
+    def shift(*arrays: mx.array) -> tuple[mx.array, ...]:
+        return tuple(y.values())
+
+    @shift.vjp
+    def shift_vjp(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        after_backward()
+        return cotangents
+
+    shifted: Any = shift(*x.values())
+    return dict(zip(x, shifted, strict=True))

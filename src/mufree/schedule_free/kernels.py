@@ -20,8 +20,9 @@ from .state import Layout
 from .tree import tracing
 
 EVALUATE_ABOVE = 32 * 2**20
-"""Bytes of parameters from which an uncompiled update is evaluated in groups."""
-MOST_GROUPS = 16
+"""Bytes of parameters from which an uncompiled update is evaluated in groups: a graph that is not evaluated keeps the
+old arrays of every leaf."""
+GROUP_BYTES, MOST_GROUPS = 8 * 2**20, 16
 
 Variant = tuple[Multipliers, mx.Dtype]
 Shared = dict[Variant, tuple[tuple[mx.array, mx.array], Coefficients]]
@@ -97,7 +98,7 @@ def update_members(
     function = _group_function(layout.rule, layout.form)
     total = sum(member.nbytes for member in members)
     evaluate = total > EVALUATE_ABOVE
-    for group in _groups(members, max(EVALUATE_ABOVE, total // MOST_GROUPS)):
+    for group in _groups(members, max(GROUP_BYTES, total // MOST_GROUPS) if evaluate else total):
         chosen = [shared[member.variant] for member in group]
         given = [member.state | member.arrays for member in group]
         new = function(given, [weights for weights, _ in chosen], [coefficients for _, coefficients in chosen])

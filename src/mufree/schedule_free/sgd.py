@@ -59,8 +59,8 @@ class SGDScheduleFree(ScheduleFree):
         weight_lr_power: Power of the largest rate so far in the averaging weight.
         scales: Multipliers of learning rate and weight decay by parameter path, made for the ``"sgd"`` family.
         model_holds: ``"y"`` or ``"x"``, as for :class:`AdamWScheduleFree`.
-        master_weights: Keep float32 copies of bfloat16 and float16 weights and of ``z`` in the state. False saves 6
-            of 8 bytes a parameter, and small updates are then lost to rounding.
+        master_weights: Keep float32 copies of bfloat16 and float16 weights and of ``z`` in the state. False saves 6 of
+            the state's 8 bytes a parameter, and small updates are lost to rounding.
 
     Raises:
         Refused: With every setting that is out of its range, or scales of another family.

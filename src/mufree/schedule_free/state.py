@@ -102,6 +102,22 @@ def check_parameters(reasons: Reasons, parameters: Any, known_paths: Iterable[st
             reasons.add("unscaled", path, "has no scale; make the scales from this model")
 
 
+def check_gradients(gradients: Any, parameters: Any) -> None:
+    """Refuse gradients without a parameter or of another shape, which would broadcast into it."""
+    reasons = Reasons()
+    for path, gradient, parameter in walk(gradients, parameters):
+        if gradient is None:
+            continue
+        if not isinstance(parameter, mx.array):
+            reasons.add("missing", path, "has a gradient, but is not in the parameters given")
+        elif gradient.shape != parameter.shape:
+            message = (
+                f"the gradient has shape {gradient.shape}, the parameter {parameter.shape}; give one of that shape"
+            )
+            reasons.add("shape", path, message)
+    reasons.refuse_if_any()
+
+
 def check_scalars(reasons: Reasons, state: Any, form: Form) -> None:
     """Note what a loaded state lacks apart from parameters, and if it is of the other form."""
     if not isinstance(state, Mapping):

@@ -59,6 +59,12 @@ def replace_leaves(tree: Any, values: Mapping[str, mx.array]) -> Any:
     return _map(lambda path, leaf: values.get(path, leaf), tree, "")
 
 
+def beside(gradients: Any, parameters: Any) -> Any:
+    """The part of ``parameters`` that has gradients, in the structure of ``gradients``."""
+    found = {path: parameter for path, gradient, parameter in walk(gradients, parameters) if gradient is not None}
+    return replace_leaves(gradients, found)
+
+
 def place(tree: Any, values: Mapping[str, mx.array], path: str = "") -> None:
     """Put arrays into a module or a tree of dicts and lists, by path, in place. Tuples must not hold arrays."""
     children: Any = list(enumerate(tree)) if isinstance(tree, list | tuple) else list(tree.items())

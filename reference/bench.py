@@ -1,0 +1,68 @@
+"""Benchmarks: mufree beside what it is compared with, every pair measured side by side in one process run.
+
+Each group is a module in ``benches`` with ``DESCRIPTION`` and ``rows(options) -> Iterator[Row]``. The ratios are the
+result; absolute figures depend on the machine and on what else it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import benches
+from benches.harness import Options, Row, machine
+
+
+def groups() -> list[str]:
+    """Names of the benchmark groups."""
+    return [module.name for module in pkgutil.iter_modules(benches.__path__) if module.name != "harness"]
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows, ratios first."""
+    shown = Table(title="mufree beside its neighbours")
+    for heading in ("what", "ratio", "must reach", "ours", "theirs"):
+        shown.add_column(heading, justify="left" if heading == "what" else "right")
+    for row in rows:
+        style = None if row.passed is None else "green" if row.passed else "red"
+        shown.add_row(
+            row.name, f"{row.ratio:.3g}", row.limit_text, row.show(row.ours), row.show(row.theirs), style=style
+        )
+    return shown
+
+
+def main() -> int:
+    """Measure the chosen groups; 1 if a limit is not met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"which of {', '.join(groups())} (default: all)")
+    parser.add_argument("--only", default="", help="only rows whose name contains this")
+    parser.add_argument("--millions", type=int, default=64, help="parameters of the large cases, in millions")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each pair; the medians are compared")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine here")
+    arguments = parser.parse_args()
+    unknown = set(arguments.groups) - set(groups())
+    if unknown:
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(groups())}")
+    options = Options(millions=arguments.millions, rounds=arguments.rounds, only=arguments.only)
+    console, rows = Console(), []
+    for name in arguments.groups or groups():
+        for row in importlib.import_module(f"benches.{name}").rows(options):
+            rows.append(row)
+            console.print(f"{row.name}: {row.ratio:.3g}", highlight=False)
+    console.print(table(rows))
+    console.print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    if arguments.json:
+        result = {"machine": machine(), "options": options.as_dict(), "rows": [row.as_dict() for row in rows]}
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(any(row.passed is False for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

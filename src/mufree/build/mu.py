@@ -1,0 +1,196 @@
+"""Optimizers with μP's rates: any stock MLX optimizer, or a schedule-free one, split by width multiplier.
+
+Invariant: the ratios between the groups' rates are those of the scales at every update, whether the rate comes from a
+schedule, was set by hand or was loaded.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.optimizers as optim
+
+from mufree.mup import ParamGroup, Scales, param_groups
+from mufree.mup.rules import Family
+from mufree.schedule_free import AdamWScheduleFree
+from mufree.schedule_free.base import ScheduleFree
+
+from .grouped import Grouped, Member
+from .mu_arguments import check_arguments
+from .standard import FactorMap, Factors
+
+Rate = float | Callable[[mx.array], mx.array]
+Groups = Sequence[Mapping[str, Any]] | None
+
+
+def MuAdam(  # noqa: N802 - an optimizer's name, as microsoft/mup's
+    params: Any,
+    scales: Scales,
+    *,
+    impl: type[optim.Optimizer] = optim.Adam,
+    groups: Groups = None,
+    decoupled_wd: bool = False,
+    **kwargs: Any,
+) -> optim.Optimizer:
+    """An Adam-like MLX optimizer with μP's rate, eps and decay for every parameter.
+
+    Args:
+        params: The parameters to optimize: ``model.trainable_parameters()``, a model or a tree.
+        scales: Their scales, made for the ``adam`` family.
+        impl: The optimizer, of those that divide by the gradient's size: Adam, AdamW, Adamax, RMSprop, Adagrad, Lion,
+            a class of your own, or a schedule-free one.
+        groups: Groups of your own, as :func:`~mufree.param_groups` takes them; other keys reach ``impl``.
+        decoupled_wd: Leave the decay unscaled, for an ``impl`` whose decay is not multiplied by the rate. Warns where
+            it is: rate × decay then falls with width.
+        **kwargs: For ``impl``: the base model's ``learning_rate`` (a number or a schedule), decay, eps, …
+
+    Returns:
+        One optimizer. Its ``learning_rate`` is the base model's; setting it keeps the ratios.
+
+    Raises:
+        ShapeMismatch: A parameter has no scale.
+        Refused: ``impl`` is not Adam-like, does not take a keyword, or the scales are of another family.
+    """
+    return _optimizer(params, scales, "adam", impl, groups, decoupled_wd, kwargs)
+
+
+def MuAdamW(  # noqa: N802
+    params: Any,
+    scales: Scales,
+    *,
+    impl: type[optim.Optimizer] = optim.AdamW,
+    groups: Groups = None,
+    decoupled_wd: bool = False,
+    **kwargs: Any,
+) -> optim.Optimizer:
+    """:func:`MuAdam` on MLX's AdamW, whose decay (0.01 if none is given) is multiplied by the rate."""
+    return _optimizer(params, scales, "adam", impl, groups, decoupled_wd, kwargs)
+
+
+def MuSGD(  # noqa: N802
+    params: Any,
+    scales: Scales,
+    *,
+    impl: type[optim.Optimizer] = optim.SGD,
+    groups: Groups = None,
+    decoupled_wd: bool = False,
+    **kwargs: Any,
+) -> optim.Optimizer:
+    """:func:`MuAdam`'s counterpart for optimizers that do not divide by the gradient's size.
+
+    Args:
+        params: As for :func:`MuAdam`.
+        scales: Their scales, made for the ``sgd`` family.
+        impl: SGD, a class of your own, or SGDScheduleFree.
+        groups: As for :func:`MuAdam`.
+        decoupled_wd: As for :func:`MuAdam`.
+        **kwargs: For ``impl``.
+
+    Raises:
+        Refused: As for :func:`MuAdam`.
+    """
+    return _optimizer(params, scales, "sgd", impl, groups, decoupled_wd, kwargs)
+
+
+def MuAdamWScheduleFree(  # noqa: N802
+    params: Any,
+    scales: Scales,
+    *,
+    impl: type[ScheduleFree] = AdamWScheduleFree,
+    groups: Groups = None,
+    decoupled_wd: bool = False,
+    **kwargs: Any,
+) -> ScheduleFree:
+    """A schedule-free optimizer with μP's rate, eps and decay for every parameter; one averaging weight for all.
+
+    Args:
+        params: As for :func:`MuAdam`.
+        scales: Their scales.
+        impl: The schedule-free optimizer.
+        groups: As for :func:`MuAdam`, with no other keys than the rate, eps and the decay.
+        decoupled_wd: As for :func:`MuAdam`. A schedule-free decay is multiplied by the rate, so this warns.
+        **kwargs: For ``impl``.
+
+    Raises:
+        Refused: As for :func:`MuAdam`.
+    """
+    result: ScheduleFree = _optimizer(params, scales, scales.family, impl, groups, decoupled_wd, kwargs)
+    return result
+
+
+def _optimizer(
+    params: Any,
+    scales: Scales,
+    family: Family,
+    impl: type[optim.Optimizer],
+    groups: Groups,
+    decoupled_wd: bool,
+    kwargs: dict[str, Any],
+) -> Any:
+    free = issubclass(impl, ScheduleFree)
+    defaults = check_arguments(scales, family, impl, groups, kwargs)
+    if decoupled_wd and (free or impl.__module__.startswith("mlx.")):
+        warnings.warn(
+            f"decoupled_wd=True leaves the decay unscaled, but {impl.__name__}'s decay is multiplied by the learning "
+            "rate: their product then falls with width. Leave it off to keep it constant",
+            UserWarning,
+            stacklevel=3,
+        )
+    given = {**defaults, **kwargs}
+    rate: Rate = given["learning_rate"]
+    rate = rate.item() if isinstance(rate, mx.array) else rate
+    base = {
+        "learning_rate": 1.0 if callable(rate) else rate,
+        "weight_decay": given.get("weight_decay") or 0.0,
+        "eps": given.get("eps") or 0.0,
+    }
+    split = param_groups(params, scales, groups=groups, decoupled_wd=decoupled_wd, **base)
+    # A base rate of 0 has no ratios; those of a base rate of 1 are the factors themselves.
+    whole = base["learning_rate"] or 1.0
+    ratios = [group.learning_rate / whole if base["learning_rate"] else group.lr_factor for group in split]
+    if free:
+        return _schedule_free(impl, split, ratios, family, base, kwargs)
+    members = [
+        Member(
+            optimizer=impl(**_settings(group, defaults, kwargs)),
+            paths=frozenset(group.paths),
+            rate_factor=ratio,
+        )
+        for group, ratio in zip(split, ratios, strict=True)
+    ]
+    return Grouped(members, rate)
+
+
+def _settings(group: ParamGroup, defaults: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    own: dict[str, Any] = {"learning_rate": 0.0}
+    if "weight_decay" in defaults:
+        own["weight_decay"] = group.weight_decay
+    if "eps" in defaults:
+        own["eps"] = group.eps
+    return {**kwargs, **group.options, **own}
+
+
+def _schedule_free(
+    impl: type[optim.Optimizer],
+    split: Sequence[ParamGroup],
+    ratios: Sequence[float],
+    family: Family,
+    base: Mapping[str, float],
+    kwargs: Mapping[str, Any],
+) -> optim.Optimizer:
+    decay = base["weight_decay"] or max(group.weight_decay for group in split)
+    eps = base["eps"] or max(group.eps for group in split)
+    factors = {
+        path: Factors(ratio, group.eps / eps if eps else 1.0, group.weight_decay / decay if decay else 1.0)
+        for group, ratio in zip(split, ratios, strict=True)
+        for path in group.paths
+    }
+    settings = dict(kwargs)
+    if decay:
+        settings["weight_decay"] = decay
+    if eps:
+        settings["eps"] = eps
+    return impl(**settings, scales=FactorMap(factors, family))

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models import gemma
+from mup_families import build
+from mup_models import flat, llama_at
+
+from mufree import BaseShapes, Refused, make_base_shapes, mup_scales, parametrize
+
+SECONDS, MEGABYTES = 2.0, 400.0
+
+
+class Tied(nn.Module):
+    """A model of one's own that calls the embedding's as_linear, with the norms it is given."""
+
+    def __init__(self, width: int, norms: int = 1, kind: type[nn.Module] = nn.RMSNorm) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, width)
+        self.layers = [nn.Linear(width, width)]
+        for n in range(norms):
+            self[f"norm{n}"] = kind(width)
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        h = self.layers[0](self.tokens(tokens))
+        return self.tokens.as_linear(self.norm0(h))
+
+
+def shapes_of(**settings: Any) -> BaseShapes:
+    return make_base_shapes(Tied(64, **settings), Tied(128, **settings))
+
+
+def test_a_tied_head_of_ones_own_is_found_by_as_linear() -> None:
+    """The gain of the norm after the layers carries the head's 1/m: start, rate, decay; eps is the base's."""
+    model = Tied(512)
+    scales = parametrize(model, shapes_of())
+    assert scales["tokens.weight"].kind == "input-like"
+    gain = scales["norm0.weight"]
+    assert (gain.init, gain.lr, gain.eps, gain.weight_decay, gain.multiplier) == (1 / 8, 1 / 8, 1, 8, 1)
+    assert mx.all(model.norm0.weight == 1 / 8).item()
+    assert "carries the head's 0.125" in scales.table()
+
+
+def test_a_norms_bias_carries_its_share_too() -> None:
+    """Both what it multiplies and what it adds go through the head."""
+    scales = mup_scales(Tied(512, kind=nn.LayerNorm), shapes_of(kind=nn.LayerNorm))
+    assert scales.readout.gains == ("norm0.weight", "norm0.bias")
+    assert scales["norm0.bias"].lr == 1 / 8
+
+
+def test_a_gain_of_one_plus_w_starts_at_two_over_m_minus_one_and_does_not_decay() -> None:
+    """mlx-lm's Gemma norm starts at w = 1; decay would pull w to 0, which is m times too much."""
+    model = Tied(512, kind=gemma.RMSNorm)
+    scales = parametrize(model, shapes_of(kind=gemma.RMSNorm))
+    assert mx.all(model.norm0.weight == 2 / 8 - 1).item()
+    assert (scales["norm0.weight"].lr, scales["norm0.weight"].weight_decay) == (1 / 8, 0)
+
+
+def test_gemmas_embedding_has_given_the_head_its_root_already() -> None:
+    """h = √d·W[token] makes A = √m for the embedding, so 1/√m is left for the head; its own start is MLX's."""
+    model = build("gemma", 256)
+    before = model.model.embed_tokens.weight
+    scales = parametrize(model, make_base_shapes(build("gemma", 64), build("gemma", 128)))
+    embedding, gain = scales["model.embed_tokens.weight"], scales["model.norm.weight"]
+    assert (embedding.multiplier, embedding.init, embedding.lr, embedding.eps) == (2, 1 / 2, 1 / 2, 1 / 2)
+    assert (gain.init, gain.lr) == (1 / 2, 1 / 2)
+    assert mx.array_equal(model.model.embed_tokens.weight, before).item()
+
+
+@pytest.mark.parametrize("norms", [0, 2])
+def test_no_single_final_norm_is_refused(norms: int) -> None:
+    """Until it is named."""
+    with pytest.raises(Refused, match=r"tokens\.weight: is embedding and head at once"):
+        mup_scales(Tied(512, norms), shapes_of(norms=norms))
+    if norms:
+        named = mup_scales(Tied(512, norms), shapes_of(norms=norms), readout_gain="norm1.*")
+        assert named.readout.gains == ("norm1.weight",)
+
+
+def test_an_untied_head_leaves_the_norm_alone() -> None:
+    """Table 3 needs no forward change."""
+    scales = mup_scales(llama_at(512), make_base_shapes(llama_at(64), llama_at(128)))
+    assert scales.readout.way == "untied head"
+    assert scales["model.norm.weight"].lr == 1
+
+
+def test_a_models_own_multipliers_need_the_base_models() -> None:
+    """A file that mup wrote does not say by how much the base divides its logits; ours does."""
+    shapes = make_base_shapes(build("granite", 64), build("granite", 128))
+    with pytest.raises(Refused, match="forward multipliers of its own"):
+        mup_scales(build("granite", 256), BaseShapes(shapes.widths))
+    assert mup_scales(build("granite", 256), shapes).readout.way == "untied head"
+
+
+def test_minicpm_has_its_readout_by_the_base_width_in_its_config() -> None:
+    """lm_head's input is divided by hidden_size / dim_model_base: A = 1/m, Table 8."""
+    models = [build("minicpm", width) for width in (64, 128, 256)]
+    for model in models:
+        model.args.dim_model_base = 64
+    scales = mup_scales(models[2], make_base_shapes(*models[:2]))
+    head = scales["lm_head.weight"]
+    assert (head.multiplier, head.init, head.lr, head.eps) == (1 / 4, 1, 1, 1 / 4)
+
+
+def test_queries_start_at_zero_through_their_norms_gain() -> None:
+    """A norm would undo the projection's zero at the first update."""
+    model = build("qwen3", 128)
+    parametrize(model, make_base_shapes(build("qwen3", 64), build("qwen3", 128)), zero_query=True)
+    zero = {path.split(".", 3)[-1] for path, array in flat(model).items() if not mx.any(array).item()}
+    assert zero == {"self_attn.q_norm.weight"}
+
+
+def test_a_fused_projection_starts_with_zero_rows_for_its_queries() -> None:
+    """And leaves keys and values."""
+    model = build("phi3", 128)
+    parametrize(model, make_base_shapes(build("phi3", 64), build("phi3", 128)), zero_query=True)
+    weight = model.model.layers[0].self_attn.qkv_proj.weight
+    assert not mx.any(weight[:128]).item()
+    assert mx.all(mx.any(weight[128:], axis=1)).item()
+
+
+def test_a_fused_projection_that_is_drawn_anew_keeps_its_other_rows_std() -> None:
+    """Its keys and values have the std that was asked for, its queries none; its bias is zeroed alike."""
+    model = build("gpt2", 256)
+    shapes = make_base_shapes(build("gpt2", 64), build("gpt2", 128))
+    parametrize(model, shapes, init={"*c_attn.weight": 0.5}, zero_query=True)
+    layer = model.model.h[0].attn.c_attn
+    assert not mx.any(layer.weight[:256]).item()
+    assert not mx.any(layer.bias[:256]).item()
+    assert mx.sqrt(mx.mean(layer.weight[256:] ** 2)).item() == pytest.approx(0.5 / 2, rel=0.05)
+
+
+@pytest.mark.slow
+def test_an_eight_billion_parameter_llama_takes_no_memory() -> None:
+    """Base shapes and scales of a lazy model: under 2 s and 400 MB, the whole process."""
+    code = f"""
+import pathlib, resource, sys, time
+from mlx_lm.models import llama
+from mufree import make_base_shapes, mup_scales
+def make(width):
+    return llama.Model(llama.ModelArgs(
+        model_type="llama", hidden_size=width, num_hidden_layers=32, intermediate_size=width * 7 // 2,
+        num_attention_heads=width // 128, num_key_value_heads=width // 512, head_dim=128, rms_norm_eps=1e-5,
+        vocab_size=128256, tie_word_embeddings=False))
+start = time.perf_counter()
+scales = mup_scales(make(4096), make_base_shapes(make, base_width=512))
+took = time.perf_counter() - start
+status = pathlib.Path("/proc/self/status")
+if status.exists():  # ru_maxrss would count the test process that this one was forked from
+    peak = int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
+else:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+assert len(scales) == 291, len(scales)
+assert took < {SECONDS}, took
+assert peak < {MEGABYTES}, peak
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
