@@ -133,7 +133,7 @@ class Recipe:
         return dict(json.loads(json.dumps(asdict(self))))
 
     def settings_with(self, given: Mapping[str, Any], despite: Collection[str] = ()) -> dict[str, Any]:
-        """Settings for pretraining at any width: the recipe's, and what is given besides.
+        """Settings for pretraining at any width: the recipe's, what is given besides, and the recipe itself.
 
         Args:
             given: Settings that were given; those that say the same as the recipe are welcome.
@@ -160,7 +160,7 @@ class Recipe:
             elif name not in despite:
                 reasons.add("contradiction", name, f"{says}; leave it out, or say that it is meant: --despite {name}")
         reasons.refuse_if_any()
-        return {**self.settings, **given}
+        return {**self.settings, **given, "recipe": self.as_dict()}
 
     def check_covers(self, model_config: Mapping[str, Any], tokenizer_hash: str) -> None:
         """Refuse a model or tokenizer that the recipe was not tuned for.

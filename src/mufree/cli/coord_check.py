@@ -15,7 +15,7 @@ from .numbers import from_file, whole_numbers
 from .options import add_options, given_options, read_yaml
 
 if TYPE_CHECKING:
-    from ..studies.coord_check import CoordCheck
+    from ..studies.coordinates import CoordCheck
 
 HELP = "check that no activation grows or shrinks with width during the first updates"
 PRESET: Mapping[str, Any] = {
@@ -30,6 +30,7 @@ PRESET: Mapping[str, Any] = {
 
 OF_THE_CHECK = ("widths", "seeds", "updates")
 _OF_A_CELL = frozenset({"width", "seed", "updates", "tokens", "max_time"})
+_SHARED: Mapping[str, Any] = {"groups": ("model", "data", "optimizer"), "leave": _OF_A_CELL}
 SCALES = ("mup", "sp", "hidden-rate")
 
 
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that train cells side by side")
     output.add_argument("--plot", type=Path, metavar="FILE", help="write the plot (PNG, SVG or PDF)")
     output.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_options(parser, PretrainConfig, leave=_OF_A_CELL, groups=("model", "data", "optimizer"))
+    add_options(parser, PretrainConfig, **_SHARED)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,7 +105,7 @@ def read(options: argparse.Namespace) -> tuple[dict[str, Any], PretrainConfig]:
     if "widths" in file:
         file["widths"] = from_file(file["widths"], whole_numbers)
     given = {name: getattr(options, name) for name in OF_THE_CHECK if hasattr(options, name)}
-    settings = {**PRESET, **file, **given_options(options, PretrainConfig), **given}
+    settings = {**PRESET, **file, **given_options(options, PretrainConfig, **_SHARED), **given}
     grid = {name: settings.pop(name) for name in OF_THE_CHECK}
     reasons = Reasons()
     for name in _OF_A_CELL & settings.keys():

@@ -41,9 +41,18 @@ def add_options(
             group.add_argument(flag, type=_TYPES[kind], default=argparse.SUPPRESS, metavar=meta, help=text)
 
 
-def given_options(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
-    """The options that were given on the command line."""
-    return {item.name: getattr(options, item.name) for item in fields(config) if hasattr(options, item.name)}
+def given_options(
+    options: argparse.Namespace,
+    config: type[Any],
+    *,
+    groups: Collection[str] | None = None,
+    leave: Collection[str] = (),
+) -> dict[str, Any]:
+    """The options that were given on the command line, of those that :func:`add_options` added with these arguments."""
+    names = [
+        i.name for i in fields(config) if i.name not in leave and (groups is None or i.metadata["group"] in groups)
+    ]
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:

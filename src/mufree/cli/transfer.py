@@ -38,6 +38,7 @@ QUICK: Mapping[str, Any] = {
 
 OF_THE_GRID = ("widths", "rates", "seeds", "updates")
 _OF_A_CELL = frozenset({"width", "lr", "seed", "updates", "tokens", "max_time"})
+_SHARED: Mapping[str, Any] = {"groups": ("model", "data", "optimizer"), "leave": _OF_A_CELL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--save", type=Path, metavar="FILE", help="write the recipe")
     output.add_argument("--plot", type=Path, metavar="FILE", help="write the plot (PNG, SVG or PDF)")
     output.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_options(parser, PretrainConfig, leave=_OF_A_CELL, groups=("model", "data", "optimizer"))
+    add_options(parser, PretrainConfig, **_SHARED)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -125,7 +126,7 @@ def read(options: argparse.Namespace) -> Asked:
                 raise Refused(_one("type", f"{options.config}: {name}", str(error))) from None
     given = {name: getattr(options, name) for name in OF_THE_GRID if hasattr(options, name)}
     preset = dict(QUICK if options.quick else FULL)
-    settings = {**preset, **file, **given_options(options, PretrainConfig), **given}
+    settings = {**preset, **file, **given_options(options, PretrainConfig, **_SHARED), **given}
     grid = {name: settings.pop(name) for name in OF_THE_GRID}
     reasons = Reasons()
     for name in _OF_A_CELL & settings.keys():

@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..mup.verdict import Sweep
 
 if TYPE_CHECKING:
-    from .coord_check import CoordCheck
+    from .coordinates import CoordCheck
     from .horizon import Horizon
     from .transfer import Transfer
 

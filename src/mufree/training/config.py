@@ -38,6 +38,7 @@ class PretrainConfig:
     head_dim: int = _option(16, "size of an attention head; the number of heads is the width", group="model", low=1)
     model_type: str = _option("llama", "architecture, by mlx-lm's name", group="model")
     model: Mapping[str, Any] = _option({}, "further fields of the architecture's config (YAML only)", group="model")
+    recipe: Mapping[str, Any] = _option({}, "content of the recipe that the settings come from", group="model")
     zero_readout: bool = _option(False, "start the output head at zero", group="model")
     zero_query: bool = _option(False, "start the attention's queries at zero", group="model")
     seed: int = _option(0, "seed of the initialisation and of the order of the data", group="model", low=0)

@@ -39,4 +39,6 @@ def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"
     model.update(tree_unflatten(list(arrays.items())))
     tokenizer = load_tokenizer(facts["settings"]["tokenizer"])
     notes = {"sequence": weights, **facts}
+    if facts["settings"].get("recipe"):
+        notes["recipe"] = facts["settings"]["recipe"]
     return export(folder, model, identity["model_config"], tokenizer, notes=notes)

@@ -214,6 +214,7 @@ class _Session:
             "losses": self.run.losses,
             "settings": asdict(self.config),
             "plan": prepared.plan.as_metadata(),
+            **({"recipe": self.config.recipe} if self.config.recipe else {}),
         }
         with prepared.optimizer.averaged(prepared.model):
             return export(
