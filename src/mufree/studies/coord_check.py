@@ -178,11 +178,16 @@ def _look(task: Task, trainer: Trainer) -> list[list[Any]]:
 
 def _statistics(task: Task, model: Any, batch: Any, update: int, at: str) -> list[list[Any]]:
     found = activations(model, lambda: task.loss(model, batch))
-    means = {name: float(mx.mean(mx.abs(array.astype(mx.float32))).item()) for name, array in found.items()}  # type: ignore[arg-type]
+    means = {name: _mean_abs(array) for name, array in found.items()}
     return [
         [name, update, at, float(f"{mean:.{_DIGITS}g}") if math.isfinite(mean) else None]
         for name, mean in means.items()
     ]
+
+
+def _mean_abs(array: mx.array) -> float:
+    """In two steps: MLX's CPU sums a whole array in one float32, which loses digits."""
+    return float(mx.mean(mx.mean(mx.abs(array.astype(mx.float32)), axis=-1)).item())  # type: ignore[arg-type]
 
 
 def _check(**values: Any) -> None:
