@@ -42,6 +42,7 @@ def transfer(folder: Path) -> None:
     from mufree.studies.store import Store
     from mufree.studies.task import train_cell
     from mufree.studies.transfer import LOSS, STUDY, Transfer
+    from mufree.studies.wider import judge_wider
 
     config = PretrainConfig(batch_size=FULL["batch_size"])
     task, prepared = language_task(config, NARROW + WIDE)
@@ -59,6 +60,7 @@ def transfer(folder: Path) -> None:
     rows = run_cells(store, cells, lambda cell: train_cell(task, cell), _watcher(LOSS))
     found = Transfer(rows=rows, base_width=config.base_width, context=recipe_context(config, task, prepared))
     print(found.verdict)
+    print(judge_wider(rows, rate=WIDER_RATE, after=config.warmup).sentence)
     found.save(DATA / "transfer.json")
 
 
@@ -142,6 +144,26 @@ def growing_heads(config: PretrainConfig, *, corrected: bool = False) -> Any:
     )
 
 
+def plots(folder: Path) -> None:
+    """Draw every study, and say its verdict, from the kept data alone."""
+    from mufree.studies.coordinates import CoordCheck
+    from mufree.studies.horizon import Horizon
+    from mufree.studies.transfer import Transfer
+    from mufree.studies.wider import judge_wider
+
+    kinds = {"transfer": Transfer, "horizon": Horizon, "coord-check": CoordCheck}
+    for path in sorted(DATA.glob("*.json")):
+        kind = next((found for name, found in kinds.items() if path.stem.startswith(name)), None)
+        if kind is None:
+            continue
+        study = kind.load(path)
+        print(f"{path.stem}: {study.verdict}")
+        if isinstance(study, Transfer):
+            print(study.costs)
+            print(judge_wider(study.rows, rate=WIDER_RATE, after=PretrainConfig().warmup).sentence)
+        print(study.plot(folder / f"{path.stem}.png"))
+
+
 def _watcher(loss: str) -> Any:
     from rich.console import Console
 
@@ -150,13 +172,13 @@ def _watcher(loss: str) -> Any:
     return ConsoleWatcher(Console(), lambda row: row["losses"][loss])
 
 
-STUDIES = {"transfer": transfer, "coord-check": coord_check, "horizon": horizon}
+STUDIES = {"transfer": transfer, "coord-check": coord_check, "horizon": horizon, "plots": plots}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the study asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=[*STUDIES, "plots"])
+    parser.add_argument("study", choices=STUDIES)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
     DATA.mkdir(exist_ok=True)

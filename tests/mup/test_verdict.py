@@ -61,3 +61,5 @@ def test_drift_counts_steps_of_the_grid() -> None:
     grid = (0.1, 0.2, 0.4, 0.8)
     sweeps = [Sweep(width, {r: abs(r - best) for r in grid}) for width, best in ((64, 0.4), (128, 0.1), (256, 0.2))]
     assert drift(sweeps) == 2
+    part = Sweep(512, {0.2: 1.0, 0.4: 0.5, 0.8: 1.0})
+    assert drift([sweeps[0], part]) == 0, "a width may have a part of the grid"

@@ -60,6 +60,12 @@ def test_a_sweep_is_the_mean_over_the_seeds(swept: Transfer) -> None:
         assert len(set(mine)) == 2, "the seeds differ"
 
 
+def test_a_seed_that_only_some_rates_have_does_not_count(swept: Transfer) -> None:
+    """A mean of three would be held against means of two."""
+    extra = next(row for row in swept.rows if _at(row, 16, RATES[1])) | {"seed": 2, "losses": {"loss": 0.0}}
+    assert Transfer(rows=[*swept.rows, extra], base_width=8).table() == swept.table()
+
+
 def test_it_is_read_back_from_its_file(swept: Transfer, tmp_path: Path) -> None:
     """With the same verdict; another study's file is refused."""
     swept.save(tmp_path / "t.json")

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--updates", type=int, default=none, metavar="N", help=f"default: {PRESET['updates']}")
     output = parser.add_argument_group("study")
     output.add_argument("--out", type=Path, metavar="FOLDER", help="keeps the cells (default: runs/coord-check-SCALES)")
-    output.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that train cells side by side")
+    output.add_argument("--jobs", type=int, metavar="N", help="processes side by side (default: 2 on a CPU)")
     output.add_argument("--plot", type=Path, metavar="FILE", help="write the plot (PNG, SVG or PDF)")
     output.add_argument("--json", action="store_true", help="print the result as JSON")
     add_options(parser, PretrainConfig, **_SHARED)

@@ -16,18 +16,21 @@ _OWN = ("--jobs", "--save", "--plot")
 
 
 @contextmanager
-def helpers(arguments: Sequence[str], jobs: int) -> Iterator[None]:
+def helpers(arguments: Sequence[str], jobs: int | None) -> Iterator[None]:
     """Run this very command in ``jobs - 1`` further processes, silently, for as long as the block takes.
 
     They share the work through the study's folder. They end with the block, and with this process, however it ends.
 
     Args:
         arguments: Of the command, with its name.
-        jobs: Processes, this one among them.
+        jobs: Processes, this one among them; None for two on a CPU, whose matrix products MLX runs on one core each,
+            and one on a GPU.
 
     Raises:
         Refused: For fewer than one.
     """
+    if jobs is None:
+        jobs = _side_by_side()
     if jobs < 1:
         refuse("out_of_range", "jobs", f"{jobs} is too few; give a whole number ≥ 1")
     if os.environ.get(_HELPER):
@@ -46,6 +49,12 @@ def helpers(arguments: Sequence[str], jobs: int) -> Iterator[None]:
         for process in started:
             process.kill()
             process.communicate()
+
+
+def _side_by_side() -> int:
+    import mlx.core as mx
+
+    return min(2, os.cpu_count() or 1) if mx.default_device() == mx.Device(mx.cpu) else 1
 
 
 def _end_with_parent() -> None:

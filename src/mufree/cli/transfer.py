@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     grid.add_argument("--sp", action=argparse.BooleanOptionalAction, default=True, help="also train without μP")
     output = parser.add_argument_group("study")
     output.add_argument("--out", type=Path, default=Path("runs/transfer"), metavar="FOLDER", help="keeps the cells")
-    output.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that train cells side by side")
+    output.add_argument("--jobs", type=int, metavar="N", help="processes side by side (default: 2 on a CPU)")
     output.add_argument("--save", type=Path, metavar="FILE", help="write the recipe")
     output.add_argument("--plot", type=Path, metavar="FILE", help="write the plot (PNG, SVG or PDF)")
     output.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -175,6 +175,7 @@ def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> in
     console.print(f"\n{result.verdict}", highlight=False, markup=False, soft_wrap=True)
     if recipe is not None:
         console.print(f"recipe: {recipe.summary()}", highlight=False, markup=False, soft_wrap=True)
+    console.print(result.costs, highlight=False, markup=False, soft_wrap=True)
     console.print(f"written: {', '.join(written)}", highlight=False, markup=False, soft_wrap=True)
     if options.json:
         checks = [{"name": c.name, "passed": c.passed, "text": c.text} for c in result.judgement.checks]
@@ -183,6 +184,7 @@ def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> in
                 {
                     "passed": result.passed,
                     "verdict": result.verdict,
+                    "costs": result.costs,
                     "checks": checks,
                     "table": result.table(),
                     "recipe": None if recipe is None else recipe.as_dict(),

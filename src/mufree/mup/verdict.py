@@ -63,11 +63,6 @@ class Sweep:
         return min((loss for loss in self.losses.values() if loss is not None), default=math.inf)
 
     @property
-    def place(self) -> int | None:
-        """The place of the best rate in the grid, counted from the lowest."""
-        return None if self.best is None else self.rates.index(self.best)
-
-    @property
     def edge(self) -> str | None:
         """``lowest`` or ``highest`` if the best rate is that of the grid, so that a better one may lie beyond it.
 
@@ -89,7 +84,7 @@ class Sweep:
 
 
 def drift(sweeps: Sequence[Sweep]) -> float:
-    """Steps of the grid between the lowest and the highest best rate; infinite if a width has none."""
-    places = [sweep.place for sweep in sweeps]
-    found = [place for place in places if place is not None]
-    return float(max(found) - min(found)) if found and len(found) == len(places) else math.inf
+    """Steps between the lowest and the highest best rate, on the grid of all widths; infinite if a width has none."""
+    grid = sorted({rate for sweep in sweeps for rate in sweep.rates})
+    places = [grid.index(sweep.best) for sweep in sweeps if sweep.best is not None]
+    return float(max(places) - min(places)) if places and len(places) == len(sweeps) else math.inf

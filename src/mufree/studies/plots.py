@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DPI = 160
+_BESIDE: Mapping[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
 _TITLES = {"mup": "μP", "sp": "SP: MLX's initialisation, one rate"}
 
 
@@ -45,8 +46,8 @@ def plot_transfer(transfer: Transfer, path: Path) -> Path:
             _curve(panel, sweep, kind, number, len(found[kind]), deviations)
         panel.set_title(_TITLES[kind])
         panel.set_xlabel("learning rate at the base width, log₂")
-        panel.legend(title="width (ring: best rate)", fontsize=8, title_fontsize=8)
     panels[0].set_ylabel("loss at x, nats a token")
+    panels[-1].legend(title="width\n(ring: best rate)", fontsize=8, title_fontsize=8, **_BESIDE)
     for panel in panels:
         panel.set_ylim(*_limits([sweep for kind in kinds for sweep in found[kind]]))
     return _write(figure, path)
@@ -101,7 +102,7 @@ def plot_coordinates(check: CoordCheck, path: Path) -> Path:
     low, high = (f([p.get_ylim()[end] for p in panels]) for f, end in ((min, 0), (max, 1)))
     for panel in panels:
         panel.set_ylim(low, high)
-    panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    panels[-1].legend(fontsize=7, **_BESIDE)
     return _write(figure, path)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import refuse
 from ..files import read_json, write_json
 from ..mup.verdict import Sweep
-from ..recipe import Recipe
+from ..recipe import Recipe, seconds_text
 from .cells import PARAMETRISATIONS, Parametrisation, check_grid, grid
 from .custom import Batches, OptimizerChoice, custom_task
 from .judgement import Judgement, judge_transfer
@@ -52,12 +52,20 @@ class Transfer:
         """One entry for each parametrisation, width and rate.
 
         Each has ``loss`` (mean; None if a seed diverged), ``deviation`` (over the seeds; None for fewer than two),
-        ``seeds`` and ``diverged`` (how many did).
+        ``seeds`` and ``diverged`` (how many did). Only seeds that were trained at every rate of a width count, for
+        the mean of more seeds at one rate would not be comparable.
         """
-        groups: dict[tuple[str, int, float], list[Row]] = {}
+        groups: dict[tuple[str, int, float], dict[int, Row]] = {}
         for row in self.rows:
-            groups.setdefault((row["parametrisation"], row["width"], row["rate"]), []).append(row)
-        return [_entry(key, rows) for key, rows in sorted(groups.items())]
+            groups.setdefault((row["parametrisation"], row["width"], row["rate"]), {})[row["seed"]] = row
+        shared: dict[tuple[str, int], set[int]] = {}
+        for (kind, width, _), rows in groups.items():
+            shared[kind, width] = shared.get((kind, width), set(rows)) & rows.keys()
+        return [
+            _entry(key, [rows[seed] for seed in sorted(shared[key[:2]])])
+            for key, rows in sorted(groups.items())
+            if shared[key[:2]]
+        ]
 
     @property
     def judgement(self) -> Judgement:
@@ -74,6 +82,17 @@ class Transfer:
         """The verdict in a sentence."""
         return self.judgement.sentence
 
+    @property
+    def costs(self) -> str:
+        """What the sweep at the base width took, and what one at the widest takes."""
+        widest = max(row["width"] for row in self.rows)
+        times = {width: self._seconds(width) for width in (self.base_width, widest)}
+        texts = [f"at width {width} {seconds_text(seconds)}" for width, seconds in times.items()]
+        return f"the sweep under μP took {', '.join(texts)}"
+
+    def _seconds(self, width: int) -> float:
+        return float(sum(row["seconds"] for row in self.rows if row["width"] == width and _mup(row)))
+
     def recipe(self) -> Recipe:
         """The rate tuned at the base width, with what it depends on.
 
@@ -85,12 +104,11 @@ class Transfer:
         if base is None or base.best is None or not base.interior:
             refuse("no_minimum", "recipe", judge_transfer([base] if base else []).sentence if base else "no base width")
         wider = [sweep.regret(base.best) for sweep in sweeps[1:]]
-        seconds = sum(row["seconds"] for row in self.rows if row["width"] == self.base_width and _mup(row))
         return Recipe(
             rate=base.best,
             base_width=self.base_width,
             updates=max(row["updates"] for row in self.rows),
-            seconds=round(seconds, 1),
+            seconds=round(self._seconds(self.base_width), 1),
             sweep=self.table(),
             verdict=self.verdict,
             passed=self.passed if wider else None,
@@ -115,6 +133,7 @@ class Transfer:
             "base_width": self.base_width,
             "passed": self.passed,
             "verdict": self.verdict,
+            "costs": self.costs,
             "context": dict(self.context),
             "rows": list(self.rows),
         }
