@@ -90,7 +90,7 @@ def coord_check(folder: Path) -> None:
     from rich.console import Console
 
     from mufree.cli.watch import SecondsWatcher
-    from mufree.studies.coord_check import hidden_rate_not_divided, run_coord_check
+    from mufree.studies.coordinate_runs import hidden_rate_not_divided, run_coord_check
     from mufree.studies.language import language_task
 
     own = ("widths", "seeds", "updates")

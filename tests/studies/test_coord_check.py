@@ -12,7 +12,7 @@ from small_task import MLP, batches, loss
 
 from mufree import AdamWScheduleFree, Refused, Scales
 from mufree.studies import CoordCheck, coord_check
-from mufree.studies.coord_check import hidden_rate_not_divided
+from mufree.studies.coordinate_runs import hidden_rate_not_divided
 from mufree.studies.probes import activations, blocks
 
 WIDTHS = [32, 64, 128, 256]

@@ -155,3 +155,15 @@ def _at(row: Row, width: int, rate: float) -> bool:
 
 def _valley(row: Row) -> Row:
     return row | {"losses": {"loss": 1 + (math.log2(row["rate"]) + 4) ** 2}}
+
+
+def test_the_functions_are_functions_whatever_was_imported_before() -> None:
+    """No module has the name of one, or importing it would take the function's place."""
+    import importlib
+    import pkgutil
+
+    from mufree import studies
+
+    for module in pkgutil.iter_modules(studies.__path__):
+        importlib.import_module(f"mufree.studies.{module.name}")
+    assert all(callable(getattr(studies, name)) for name in studies.__all__)

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     told = prepare_machine()
     from rich.console import Console
 
-    from ..studies.coord_check import hidden_rate_not_divided, run_coord_check
+    from ..studies.coordinate_runs import hidden_rate_not_divided, run_coord_check
     from ..studies.language import language_task
     from ..studies.plots import check_plotting
     from .jobs import helpers

@@ -86,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
     from ..studies.console import ConsoleWatcher
     from ..studies.language import language_task, recipe_context
     from ..studies.plots import check_plotting
-    from ..studies.transfer import LOSS, run_transfer
+    from ..studies.transfer import LOSS
+    from ..studies.transfer_runs import run_transfer
     from .jobs import helpers
 
     if options.plot is not None:

@@ -1,4 +1,4 @@
-from .coord_check import coord_check as coord_check
+from .coordinate_runs import coord_check as coord_check
 from .coordinates import CoordCheck as CoordCheck
 from .transfer import Transfer as Transfer
-from .transfer import lr_transfer as lr_transfer
+from .transfer_runs import lr_transfer as lr_transfer
