@@ -200,10 +200,13 @@ def rate_text(rate: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration: ``45 s``, ``3 min``.
+    """A duration in the unit that fits.
 
     Example:
-        >>> seconds_text(45.2), seconds_text(200)
-        ('45 s', '3.3 min')
+        >>> seconds_text(45.2), seconds_text(200), seconds_text(1500), seconds_text(9000)
+        ('45 s', '3.3 min', '25 min', '2.5 h')
     """
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.2g} min"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    number, unit = (seconds / 60, "min") if seconds < 6000 else (seconds / 3600, "h")
+    return f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"
