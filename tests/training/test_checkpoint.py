@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mufree import AdamWScheduleFree, CheckpointError, RAdamScheduleFree, Refused, SGDScheduleFree
+from mufree.files import recover_all
 from mufree.training import load_checkpoint, save_checkpoint
 from mufree.training.checkpoint import checkpoints, prune
 
@@ -170,6 +171,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch
     monkeypatch.undo()
     assert load_checkpoint(folder, model, optimizer) == {"number": 1}
     folder.rename(folder.with_name(".00000003.old"))
+    recover_all(tmp_path / "saves")
     assert checkpoints(tmp_path / "saves") == [folder]
     assert load_checkpoint(folder, model, optimizer) == {"number": 1}
 
@@ -179,5 +181,5 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for number in (2, 10, 9):
         (tmp_path / f"{number:08}").mkdir()
     (tmp_path / "notes").mkdir()
-    prune(tmp_path, 2)
+    prune(tmp_path / "00000010", 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000009", "00000010", "notes"]
