@@ -12,13 +12,15 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mufree import AdamWScheduleFree, RAdamScheduleFree, SGDScheduleFree
-from mufree.schedule_free import adamw, averaging, form, kernels
+from mufree.schedule_free import adamw, averaging, form, kernels, radam
 from mufree.schedule_free.averaging import RESERVED
 from schedule_free_problems import distance, gradient, sequences, start, to_mlx, to_numpy
 from schedule_free_reference import Reference
 
 FLOAT64 = 1e-12  # 50 updates of a dozen float64 roundings; planted mistakes are off by more than 1e-5
 CAUGHT = 1e-5
+SCALARS = 3e-7  # float32: a product, an exponential
+RECTIFIED = 1e-6  # float32: roundings of ρ, of which ρ − 4 is what counts; the plain formula is off by 1e-3 and more
 GRID = list(product((0.0, 0.1), (0.0, 0.5), (0.0, 1.0, 2.0), (0, 5), (0.9, 0.98)))
 CLASSES = {"adamw": AdamWScheduleFree, "sgd": SGDScheduleFree, "radam": RAdamScheduleFree}
 
@@ -239,6 +241,20 @@ def test_the_smaller_summand_is_never_lost() -> None:
     for total, term in ((1.0, 1e-9), (1e-9, 1.0)):
         new, remainder = averaging._compensated_add(*map(mx.array, (total, 0.0, term)))
         assert (new.item(), remainder.item()) == (1.0, pytest.approx(1e-9, rel=1e-7))
+
+
+@pytest.mark.parametrize("beta2", [0.9, 0.999, 0.99999])
+def test_small_numbers_in_float32(beta2) -> None:
+    """1 − β2^k, off by 1e-3 if float32 subtracts, and RAdam's rate, where it would cancel 2000 against 2000."""
+    adam = adamw.Adam(beta2=beta2, eps=1e-8, weight_decay=0.0)
+    rectified = radam.RectifiedAdam(adam=adam, silent=True)
+    one = [mx.array(1.0, dtype) for dtype in (mx.float32, mx.float64)]
+    for k in (1, 2, 3, 6, 10, 100, 600, 2000, 10_000, 200_000, 10**8):
+        at = [mx.array(float(k), dtype) for dtype in (mx.float32, mx.float64)]
+        ours, exact = (adam.bias_correction(a).item() for a in at)
+        assert ours == pytest.approx(exact, rel=SCALARS), k
+        ours, exact = (rectified.rate(a, b).item() for a, b in zip(at, one, strict=True))
+        assert ours == pytest.approx(exact, rel=RECTIFIED), k
 
 
 MISTAKES = MappingProxyType(
