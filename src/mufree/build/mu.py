@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.optimizers as optim
 
+from mufree.errors import refuse
 from mufree.mup import ParamGroup, Scales, param_groups
 from mufree.mup.rules import Family
 from mufree.schedule_free import AdamWScheduleFree
@@ -118,6 +119,8 @@ def MuAdamWScheduleFree(  # noqa: N802
     Raises:
         Refused: As for :func:`MuAdam`.
     """
+    if isinstance(impl, type) and not issubclass(impl, ScheduleFree):
+        refuse("impl", "impl", f"{impl.__name__} is not schedule-free; use MuAdam or MuSGD")
     result: ScheduleFree = _optimizer(params, scales, scales.family, impl, groups, decoupled_wd, kwargs)
     return result
 
@@ -131,8 +134,8 @@ def _optimizer(
     decoupled_wd: bool,
     kwargs: dict[str, Any],
 ) -> Any:
-    free = issubclass(impl, ScheduleFree)
     defaults = check_arguments(scales, family, impl, groups, kwargs)
+    free = issubclass(impl, ScheduleFree)
     if decoupled_wd and (free or impl.__module__.startswith("mlx.")):
         warnings.warn(
             f"decoupled_wd=True leaves the decay unscaled, but {impl.__name__}'s decay is multiplied by the learning "

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from ..errors import NonFiniteLoss
 from .step import Loss, TrainStep, next_token_loss
@@ -86,6 +87,9 @@ class Trainer:
         Args:
             batches: Batches of any number of rows.
             at: Which weights. ``"x"`` is the average; for an optimizer that keeps none, it is what the model holds.
+
+        Raises:
+            NonFiniteLoss: If it is infinite or not a number.
         """
         if at == "x" and hasattr(self.optimizer, "averaged"):
             with self.optimizer.averaged(self.model):
@@ -99,4 +103,17 @@ class Trainer:
             total += float(self._evaluation(mx.array(batch)).item()) * len(batch)  # type: ignore[arg-type]
             rows += len(batch)
         self.model.train()
+        if not math.isfinite(total):
+            raise NonFiniteLoss(f"the validation loss after update {self.position.update} is {total / rows}")
         return total / rows
+
+    def check_finite(self) -> None:
+        """Look at every weight and all of the optimizer's state.
+
+        Raises:
+            NonFiniteLoss: If one is infinite or not a number: an update can do that whose own loss was finite.
+        """
+        leaves = [array for _, array in tree_flatten([self.model.parameters(), self.optimizer.state])]
+        finite = [mx.all(mx.isfinite(array)) for array in leaves if mx.issubdtype(array.dtype, mx.floating)]
+        if not mx.all(mx.stack(finite)).item():
+            raise NonFiniteLoss(f"a weight after update {self.position.update} is infinite or not a number")
