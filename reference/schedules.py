@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import get_scheduler
 
-from recording import write
+from recording import Recording, write
 
 LR = 1e-3
 LONG = 10_000  # from this many updates on, only a hash is kept
@@ -74,10 +74,12 @@ def rates(case: dict[str, Any]) -> np.ndarray:
     return found.astype(np.float32)
 
 
-def main() -> None:
-    """Record every case."""
+def record(longest: int | None = None) -> Recording:
+    """Every case, or those of at most ``longest`` updates."""
     arrays, recorded = {}, cases()
     for index, case in enumerate(recorded):
+        if longest is not None and case["total"] > longest:
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -89,10 +91,8 @@ def main() -> None:
             case["sha256"] = hashlib.sha256(sequence.tobytes()).hexdigest()
         else:
             arrays[str(index)] = sequence
-    write(
-        "standard_schedules", arrays, about={"lr": LR, "cases": recorded}, packages=("torch", "transformers", "numpy")
-    )
+    return arrays, {"lr": LR, "cases": recorded}
 
 
 if __name__ == "__main__":
-    main()
+    write("standard_schedules", record(), packages=("torch", "transformers", "numpy"))

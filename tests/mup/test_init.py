@@ -134,6 +134,19 @@ def test_unknown_initialisations_are_refused(init: object) -> None:
         parametrize(llama_at(128), SHAPES[False], init=init)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(1000, 4000), (4000, 1000)])
+def test_millions_of_fresh_entries_are_seen_to_be_fresh(inputs: int, outputs: int) -> None:
+    """MLX's own float32 mean of four million squares is off by more than so many entries can scatter."""
+
+    def make(width: int) -> nn.Module:
+        return nn.Linear(inputs * width // 64, outputs * width // 64, bias=False)
+
+    shapes = make_base_shapes(nn.Linear(8, 8, bias=False), nn.Linear(16, 16, bias=False))
+    for seed in range(3):
+        mx.random.seed(seed)
+        assert parametrize(make(64), shapes)
+
+
 def test_a_second_time_is_noticed_on_a_small_readout_of_little_more_width() -> None:
     """At m = 1.5 a readout of 192 entries starts 1/√1.5 narrower: too little for its std, not for its largest entry."""
 
@@ -230,3 +243,13 @@ def test_narrower_than_the_base_and_no_power_of_two(width: int) -> None:
     assert scales["model.layers.0.mlp.up_proj.weight"].lr == pytest.approx(1 / m)
     assert std(found["model.embed_tokens.weight"]) == pytest.approx(64**-0.5, rel=2 * STD)
     assert std(found["lm_head.weight"]) == pytest.approx((3 * 64) ** -0.5 / m, rel=2 * STD)
+
+
+def test_a_large_fresh_weight_is_taken_for_fresh() -> None:
+    """Four million squares, summed in one float32, are 0.3 % too few, more than chance ever does."""
+    make = lambda width: nn.Sequential(nn.Linear(width, 4 * width, bias=False))  # noqa: E731
+    model = make(1024)
+    before = mx.array(model.layers[0].weight)
+    scales = parametrize(model, make_base_shapes(make, base_width=64))
+    assert scales["layers.0.weight"].kind == "hidden"
+    assert mx.array_equal(model.layers[0].weight, before * scales["layers.0.weight"].init * 4)

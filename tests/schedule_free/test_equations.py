@@ -148,6 +148,17 @@ def test_parameters_without_a_gradient(kind) -> None:
     assert worst(build(kind, reference), reference, missing=missing) < FLOAT64
 
 
+def test_a_float64_parameter_that_joins_late_widens_the_scalars() -> None:
+    """Its average is exact from there on."""
+    optimizer, held = AdamWScheduleFree(0.1, eps=0.0), {"a": mx.ones((2,))}
+    held |= optimizer.apply_gradients({"a": held["a"]}, held)
+    held["b"] = mx.ones((2,), mx.float64)
+    new = optimizer.apply_gradients(held, held)
+    assert (new["a"].dtype, new["b"].dtype) == (mx.float32, mx.float64)
+    assert optimizer.state[RESERVED]["c"].dtype == mx.float64
+    assert abs(optimizer.state["b"]["z"][0].item() - 0.9) < 1e-15  # a float32 rate would be off by 1.5e-9
+
+
 def test_a_late_parameter_first_moves_by_the_rate() -> None:
     """Upstream's would move 25 rates at update 1,000."""
     optimizer = AdamWScheduleFree(learning_rate=0.01)

@@ -40,7 +40,7 @@ def guarded(
         kind: Any optimizer class.
         max_grad_norm: The global norm to clip to, or ``None``.
         last_update: The number of updates after which another one is refused, or ``None``. Inside ``mx.compile`` no
-            refusal is possible: there the planned rate is 0.
+            refusal is possible: there such an update leaves every parameter as it is.
 
     Returns:
         ``kind`` itself if there is nothing to guard.
@@ -54,7 +54,11 @@ def guarded(
         return gradients if max_grad_norm is None else clipped(gradients, max_grad_norm)
 
     def apply_gradients(self: optim.Optimizer, gradients: Tree, parameters: Tree) -> Tree:
-        return kind.apply_gradients(self, ready(self, gradients), parameters)
+        gradients, made = ready(self, gradients), self.step
+        after = kind.apply_gradients(self, gradients, parameters)
+        if last_update is None:
+            return after
+        return tree_map(lambda new, old: mx.where(made < last_update, new, old), after, parameters)
 
     def update(self: optim.Optimizer, model: Any, gradients: Tree) -> None:
         kind.update(self, model, ready(self, gradients))

@@ -18,10 +18,11 @@ from mufree.mup import ParamGroup, Scales, param_groups
 from mufree.mup.rules import Family
 from mufree.schedule_free import AdamWScheduleFree
 from mufree.schedule_free.base import ScheduleFree
+from mufree.schedule_free.rule import Multipliers
 
 from .grouped import Grouped, Member
 from .mu_arguments import check_arguments
-from .standard import FactorMap, Factors
+from .standard import FactorMap
 
 Rate = float | Callable[[mx.array], mx.array]
 Groups = Sequence[Mapping[str, Any]] | None
@@ -187,7 +188,7 @@ def _schedule_free(
     decay = base["weight_decay"] or max(group.weight_decay for group in split)
     eps = base["eps"] or max(group.eps for group in split)
     factors = {
-        path: Factors(ratio, group.eps / eps if eps else 1.0, group.weight_decay / decay if decay else 1.0)
+        path: Multipliers(ratio, group.eps / eps if eps else 1.0, group.weight_decay / decay if decay else 1.0)
         for group, ratio in zip(split, ratios, strict=True)
         for path in group.paths
     }
