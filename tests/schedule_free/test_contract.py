@@ -35,8 +35,11 @@ def test_structure_and_dtype_are_kept(make, dtype) -> None:
     """Dicts, lists and tuples of arrays in and out, after 1 and 10 updates; state is in the working precision."""
     params = {"first": [ones((3, 2), dtype), ones((2,), dtype)], "second": (ones((1,), dtype), {"w": ones((), dtype)})}
     optimizer = make()
+    optimizer.init(params)
+    begun = {path: leaf.dtype for path, leaf in tree_flatten(optimizer.state)}
     for _ in range(10):
         params = optimizer.apply_gradients(tree_map(mx.ones_like, params), params)
+        assert {path: leaf.dtype for path, leaf in tree_flatten(optimizer.state)} == begun
         assert isinstance(params["second"], tuple)
         assert all(leaf.dtype == dtype for _, leaf in tree_flatten(params))
     assert isinstance(optimizer.state["second"], tuple)
@@ -223,6 +226,8 @@ def test_gradients_and_parameters_are_untouched(make) -> None:
     """Gradients can be used again; z is a copy, so writing to a parameter leaves it alone."""
     optimizer, params, gradients = make(), {"w": ones((3,))}, {"w": mx.array([1.0, 2.0, 3.0])}
     optimizer.init(params)
+    mx.eval(params, optimizer.state)
+    np.array(params["w"], copy=False)[0] = 9  # into its memory, which z must not share
     params["w"][0] = 9
     assert optimizer.state["w"]["z"].tolist() == [1.0, 1.0, 1.0]
     optimizer.apply_gradients(gradients, params)

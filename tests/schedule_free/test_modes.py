@@ -233,6 +233,17 @@ def test_loading_a_state_in_eval_mode_is_refused(trained) -> None:
     optimizer.train(model)
 
 
+def test_a_conversion_in_eval_mode_is_refused(trained) -> None:
+    """The model holds x only for the time being."""
+    model, optimizer = trained
+    optimizer.eval(model)
+    before = bits(optimizer.state)
+    with pytest.raises(Refused, match="a conversion was asked for"):
+        optimizer.convert(model, "x")
+    assert bits(optimizer.state) == before
+    optimizer.train(model)
+
+
 def test_a_compiled_forward_captured_before_the_switch_sees_x(trained) -> None:
     """Capturing hands back other objects of equal value: no reason to refuse."""
     model, optimizer = trained

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,29 @@ from ..errors import Reasons
 from ..plan.files import read_file
 
 
-def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    """One option for each field of a config dataclass, in its groups. Options that are not given are left out."""
-    groups: dict[str, Any] = {}
+def add_options(
+    parser: argparse.ArgumentParser,
+    config: type[Any],
+    *,
+    groups: Collection[str] | None = None,
+    leave: Collection[str] = (),
+) -> None:
+    """One option for each field of a config dataclass, in its groups. Options that are not given are left out.
+
+    Args:
+        parser: Where to.
+        config: The dataclass.
+        groups: Only the fields of these groups.
+        leave: Fields without an option here.
+    """
+    added: dict[str, Any] = {}
     for item in fields(config):
         name, kind = item.metadata["group"], str(item.type).removesuffix(" | None")
         choices = item.metadata["choices"]
         kind = "str" if choices else kind
-        if kind not in _TYPES and kind != "bool":
+        if (kind not in _TYPES and kind != "bool") or item.name in leave or (groups is not None and name not in groups):
             continue
-        group = groups.get(name) or groups.setdefault(name, parser.add_argument_group(name))
+        group = added.get(name) or added.setdefault(name, parser.add_argument_group(name))
         text = item.metadata["help"] + _default(item)
         flag = f"--{item.name.replace('_', '-')}"
         if kind == "bool":
@@ -31,9 +44,18 @@ def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
             group.add_argument(flag, type=_TYPES[kind], default=argparse.SUPPRESS, metavar=meta, help=text)
 
 
-def given_options(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
-    """The options that were given on the command line."""
-    return {item.name: getattr(options, item.name) for item in fields(config) if hasattr(options, item.name)}
+def given_options(
+    options: argparse.Namespace,
+    config: type[Any],
+    *,
+    groups: Collection[str] | None = None,
+    leave: Collection[str] = (),
+) -> dict[str, Any]:
+    """The options that were given on the command line, of those that :func:`add_options` added with these arguments."""
+    names = [
+        i.name for i in fields(config) if i.name not in leave and (groups is None or i.metadata["group"] in groups)
+    ]
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def read_yaml(path: Path, config: type[Any]) -> Mapping[str, Any]:
