@@ -93,6 +93,11 @@ def test_partial_trees_are_refused(trained) -> None:
     with pytest.raises(Refused) as refused:
         optimizer.eval(model.layers[0])
     assert {reason.field for reason in refused.value.reasons} == set(flat(model))
+    first = {"layers": [model.layers[0].parameters()]}
+    for switch in (optimizer.eval, lambda tree: optimizer.averaged(tree).__enter__()):
+        with pytest.raises(Refused) as refused:
+            switch(first)
+        assert {reason.field for reason in refused.value.reasons} == {"layers.2.weight", "layers.2.bias"}
     with pytest.raises(Refused):
         optimizer.average(model.layers[0].parameters())
     with pytest.raises(Refused, match="shape"):

@@ -115,21 +115,7 @@ def copy_containers(tree: Any) -> Any:
 
 
 def assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
-    """Make the contents of ``target`` those of ``source``, keeping nested dicts and lists that both have.
-
-    A compiled step that captured ``target`` then sees the new arrays.
-    """
-    for key in [key for key in target if key not in source]:
-        del target[key]
-    for key, value in source.items():
-        target[key] = _assigned(target.get(key), value)
-
-
-def _assigned(target: Any, source: Any) -> Any:
-    if isinstance(target, dict) and isinstance(source, dict):
-        assign(target, source)
-        return target
-    if isinstance(target, list) and isinstance(source, list):
-        target[:] = [_assigned(_child(target, index), child) for index, child in enumerate(source)]
-        return target
-    return copy_containers(source)
+    """Make the contents of ``target`` those of ``source``, so that a compiled step which captured it sees them."""
+    contents = {key: copy_containers(value) for key, value in source.items()}  # source may share containers with target
+    target.clear()
+    target.update(contents)
