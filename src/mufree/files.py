@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,8 +19,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     What is written is flushed to the disk before it is renamed. A process killed at any moment leaves the old folder,
     the new one, or in between the old one under ``.NAME.old``, which :func:`recover` puts back.
     """
-    beside = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(beside, ignore_errors=True)
+    recover(folder)
+    beside, old = _new(folder), _old(folder)
     beside.mkdir(parents=True)
     try:
         yield beside
@@ -28,8 +29,6 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     beside.rename(folder)
@@ -37,16 +36,45 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def recover(parent: Path) -> None:
-    """Put back folders whose replacement was cut short, and remove what was never finished."""
-    for old in parent.glob(".*.old"):
-        place = parent / old.name[1:].removesuffix(".old")
-        if place.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.rename(place)
-    for new in parent.glob(".*.new"):
-        shutil.rmtree(new, ignore_errors=True) if new.is_dir() else new.unlink()
+def recover(folder: Path) -> None:
+    """Put back what :func:`whole_folder` was replacing when it was cut short, and remove what was never finished.
+
+    Only for whoever writes the folder: what looks unfinished may be another process's work.
+    """
+    old = _old(folder)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(folder)
+    shutil.rmtree(_new(folder), ignore_errors=True)
+
+
+def recover_all(parent: Path) -> None:
+    """:func:`recover` every folder in ``parent`` that was being written."""
+    for path in [*parent.glob(".*.old"), *parent.glob(".*.new")]:
+        recover(parent / path.name[1:-4])
+
+
+def _new(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.new")
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+@contextmanager
+def failing_as_os_error(path: Path) -> Iterator[None]:
+    """MLX raises RuntimeError where a file cannot be written; inside, that is the OSError that callers expect."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EIO, str(error).rstrip("."), str(path)) from error
+
+
+def nearest(path: Path) -> Path:
+    """The path itself, or the nearest of the folders it lies in that exists."""
+    return next((place for place in [path, *path.absolute().parents] if place.exists()), path)
 
 
 def write_json(path: Path, value: Any) -> None:

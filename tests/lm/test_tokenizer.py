@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,49 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(Refused, match="transformers cannot read"):
         load_tokenizer(tmp_path)
+
+
+def folder_with(path: Path, vocabulary: dict[str, int], config: dict[str, object]) -> Path:
+    """A tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    backend = Tokenizer(models.WordLevel(vocabulary))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "config", "says"),
+    [
+        ({"the": 0, "end": 1}, {}, "names no eos_token"),
+        ({"the": 0, "end": 7}, {"eos_token": "end"}, "has 2 tokens with ids up to 7; give one whose ids have no gaps"),
+        ({"end": 0}, {"eos_token": "end"}, "has no token but the special ones"),
+    ],
+)
+def test_a_tokenizer_that_no_model_can_be_trained_with_is_refused(
+    tmp_path: Path, vocabulary: dict[str, int], config: dict[str, object], says: str
+) -> None:
+    """No end token, ids that mean nothing, no words."""
+    with pytest.raises(Refused, match=says):
+        load_tokenizer(folder_with(tmp_path, vocabulary, config))
+
+
+def test_a_text_that_it_cannot_encode_is_refused(tmp_path: Path) -> None:
+    """A word outside the vocabulary, and no token for such words."""
+    tokenizer = load_tokenizer(folder_with(tmp_path, {"the": 0, "end": 1}, {"eos_token": "end"}))
+    assert encode_documents(tokenizer, ["the the"]) == [[0, 0, 1]]
+    with pytest.raises(Refused, match=r"cannot encode the data: .*UNK"):
+        encode_documents(tokenizer, ["the cat"])
+
+
+def test_a_tokenizer_that_cuts_texts_does_not_cut_documents(tmp_path: Path) -> None:
+    """Nor does it fill them; and its hash is the same before and after."""
+    cutting = byte_tokenizer()
+    cutting.backend_tokenizer.enable_truncation(4)
+    cutting.backend_tokenizer.enable_padding(length=50)
+    before = tokenizer_hash(cutting)
+    assert [len(row) for row in encode_documents(cutting, ["0123456789", "a"])] == [11, 2]
+    assert tokenizer_hash(cutting) == before == tokenizer_hash(BYTES)

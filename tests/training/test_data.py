@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,11 @@ def test_a_single_document_gives_its_last_tenth(tmp_path: Path) -> None:
         ("blank.txt", b" \n ", "is empty"),
         ("latin.txt", b"caf\xe9", "not UTF-8 text \\(byte 3\\)"),
         ("bad.jsonl", b'{"text": "fine"}\n{"words": 1}\n[]\n', "bad.jsonl:2(.|\n)*bad.jsonl:3"),
+        ("half.jsonl", b'{"text": "\\ud800"}\n', "half.jsonl:1 is not an object"),
+        ("deep.jsonl", b"[" * 100_000, "deep.jsonl:1 is not an object"),
+        ("types.jsonl", b'{"text": 5}\n{"text": null}\n"text"\n5\n', "types.jsonl:1(.|\n)*:2(.|\n)*:3(.|\n)*:4"),
+        ("many.jsonl", b"{}\n" * 1000, "many.jsonl:10 .*\n.*and 990 more like these$"),
+        ("a" * 5000, None, "cannot be read: File name too long"),
     ],
 )
 def test_unreadable_data_is_refused_by_place(tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
@@ -113,3 +119,25 @@ def test_documents_are_laid_end_to_end() -> None:
     """The encoder's rows follow each other."""
     tokens = token_stream(["ab", "c"], lambda texts: [[ord(c) for c in text] + [0] for text in texts], 2, "training")
     assert tokens.ids.tolist() == [97, 98, 0, 99, 0]
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_refused(tmp_path: Path) -> None:
+    """A pipe or a device would be read for ever, or once."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Refused, match="is neither a file nor a folder"):
+        read_corpus(tmp_path / "pipe")
+
+
+def test_marks_and_line_ends_of_other_systems_are_no_text(tmp_path: Path) -> None:
+    """A byte-order mark is dropped and CR LF is a line end, in text and in JSON lines, whatever the ending's case."""
+    (tmp_path / "a.TXT").write_bytes(b"\xef\xbb\xbffirst\r\nline")
+    (tmp_path / "b.JSONL").write_bytes(b'\xef\xbb\xbf{"text": "second"}\r\n{"text": "third"}\r\n')
+    corpus = read_corpus(tmp_path)
+    assert sorted([*corpus.train, *corpus.valid]) == ["first\nline", "second", "third"]
+
+
+def test_a_json_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
+    """JSON text may hold U+2028 and U+0085 as they are."""
+    (tmp_path / "a.jsonl").write_text('{"text": "one\u2028two\u0085three"}\n{"text": "four"}')
+    corpus = read_corpus(tmp_path / "a.jsonl")
+    assert sorted([*corpus.train, *corpus.valid]) == ["four", "one\u2028two\u0085three"]

@@ -1,11 +1,15 @@
 """The command line: one module a command, each with ``HELP``, ``add_arguments`` and ``run``.
 
-Exit status: 0 done, 1 a check did not pass, 2 refused (the reasons on stderr), 130 stopped by Ctrl-C after saving.
+Exit status: 0 done, 1 a check did not pass, 2 refused (the reasons on stderr), 130 stopped by Ctrl-C after saving, as
+shells have it for every signal: 128 + its number.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,6 +21,9 @@ COMMANDS = ("plan", "pretrain", "transfer", "coord-check", "export")
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal gets ? for μ, not a traceback
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
     options.arguments = tuple(arguments)
@@ -31,7 +38,12 @@ def run(arguments: Sequence[str]) -> int:
         print(f"mufree {options.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        print(f"mufree {options.command}: ended at once; what was saved before is whole", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Nobody reads any more: say nothing, now or when Python flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         print(f"mufree {options.command}: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
         return 1

@@ -101,7 +101,7 @@ def read(options: argparse.Namespace) -> tuple[dict[str, Any], PretrainConfig]:
     Raises:
         Refused: With every reason.
     """
-    file = dict(read_yaml(options.config)) if options.config else {}
+    file = dict(read_yaml(options.config, PretrainConfig)) if options.config else {}
     if "widths" in file:
         file["widths"] = from_file(file["widths"], whole_numbers)
     given = {name: getattr(options, name) for name in OF_THE_CHECK if hasattr(options, name)}

@@ -8,7 +8,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import refuse
+from ..errors import Reasons
+from ..plan.files import read_file
 
 
 def add_options(
@@ -29,6 +30,8 @@ def add_options(
     added: dict[str, Any] = {}
     for item in fields(config):
         name, kind = item.metadata["group"], str(item.type).removesuffix(" | None")
+        choices = item.metadata["choices"]
+        kind = "str" if choices else kind
         if (kind not in _TYPES and kind != "bool") or item.name in leave or (groups is not None and name not in groups):
             continue
         group = added.get(name) or added.setdefault(name, parser.add_argument_group(name))
@@ -37,7 +40,7 @@ def add_options(
         if kind == "bool":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
-            meta = {"int": "N", "float": "X"}.get(kind, "TEXT")
+            meta = "|".join(choices) or {"int": "N", "float": "X"}.get(kind, "TEXT")
             group.add_argument(flag, type=_TYPES[kind], default=argparse.SUPPRESS, metavar=meta, help=text)
 
 
@@ -55,40 +58,65 @@ def given_options(
     return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
-def read_yaml(path: Path) -> Mapping[str, Any]:
-    """The mapping in a YAML file.
+def read_yaml(path: Path, config: type[Any]) -> Mapping[str, Any]:
+    """The options in a YAML file; numbers may be written as on the command line (``1e-3`` and ``2^-6``, too).
+
+    Args:
+        path: The file; a key may be written with dashes or underscores.
+        config: The dataclass of the options.
 
     Raises:
-        Refused: If it cannot be read or is no mapping.
+        Refused: If it cannot be read, is no mapping, or says the same thing twice.
     """
-    import yaml
+    content = read_file(path)
+    names = [str(name).replace("-", "_") for name in content]
+    reasons = Reasons()
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            reasons.add("contradiction", f"{path}: {name}", "is there with a dash and an underscore; keep one")
+    reasons.refuse_if_any()
+    numbers = {item.name for item in fields(config) if str(item.type).startswith("float")}
+    named = dict(zip(names, content.values(), strict=True))
+    return {name: _read_number(value) if name in numbers else value for name, value in named.items()}
 
+
+def _read_number(value: Any) -> Any:
+    """A number that YAML takes for text, as one; anything else as it is, for the config to judge."""
+    if not isinstance(value, str):
+        return value
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        refuse("unreadable", str(path), f"{error.strerror}; give a readable YAML file")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        refuse("unreadable", str(path), f"is not YAML: {error}")
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        refuse("type", str(path), f"holds a {type(content).__name__}; write one option a line, as in 'width: 128'")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+        return number(value)
+    except argparse.ArgumentTypeError:
+        return value
 
 
 def number(text: str) -> float:
     """A number as people write learning rates: ``0.01``, ``1e-3`` or ``2^-6``."""
     base, power, exponent = text.replace("**", "^").partition("^")
     try:
-        return float(base) ** float(exponent) if power else float(base)
+        value = float(base) ** float(exponent) if power else float(base)
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.01, 1e-3 or 2^-6") from None
+        value = None
+    if not isinstance(value, float):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.01, 1e-3 or 2^-6")
+    return value
 
 
-_TYPES: Mapping[str, Any] = {"int": int, "float": number, "str": str, "Decay": str}
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number such as 128") from None
+
+
+_TYPES: Mapping[str, Any] = {"int": whole, "float": number, "str": str}
 
 
 def _default(item: Field[Any]) -> str:
-    if item.default is None or item.default is MISSING or "(default" in item.metadata["help"]:
+    default = item.default
+    if default is None or default is MISSING or "(default" in item.metadata["help"]:
         return ""
-    return f" (default: {item.default})"
+    if isinstance(default, bool):
+        return f" (default: {'yes' if default else 'no'})"
+    return f" (default: {default!r})" if str(default) != str(default).strip() else f" (default: {default})"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import refuse
 from ..recipe import Recipe
-from ..training.config import PretrainConfig, from_mapping
+from ..training.config import DEFAULT_UPDATES, PretrainConfig, check_names, from_mapping
 from .options import add_options, given_options, read_yaml
 
 if TYPE_CHECKING:
@@ -49,31 +49,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, and show the plan before and a sample after."""
-    given = given_options(options, PretrainConfig)
-    settings = {**(read_yaml(options.config) if options.config else {}), **given}
+    settings = {
+        **(read_yaml(options.config, PretrainConfig) if options.config else {}),
+        **given_options(options, PretrainConfig),
+    }
+    source = str(options.config or "options")
+    check_names(settings, source)
     settings = with_recipe(settings, options.recipe_file, options.despite)
     if not options.resume:
-        config = from_mapping(settings, str(options.config or "options"))
+        config = from_mapping(settings, source)
     from .blas import prepare_machine
 
     told = prepare_machine()
-    from rich.console import Console
-
     from ..training.folder import RunFolder
     from ..training.overview import overview
     from ..training.prepare import prepare
     from ..training.pretrain import train_prepared
-    from ..training.report import ConsoleReporter
+    from ..training.report import ConsoleReporter, OpenConsole
 
-    report = ConsoleReporter(Console(stderr=options.json))
+    report = ConsoleReporter(OpenConsole(stderr=options.json))
     if told:
         report.note(told)
-    folder = RunFolder(Path(str(settings.get("out", PretrainConfig.__dataclass_fields__["out"].default))))
     if options.resume:
+        folder = RunFolder(Path(PretrainConfig(**{k: v for k, v in settings.items() if k == "out"}).out))
         config = from_mapping(folder.settings(settings), str(folder.path))
-    elif not options.dry_run:
-        folder.check_free()
+    else:
+        folder = RunFolder(Path(config.out))
+        if not options.dry_run:
+            folder.check_free()
     prepared = prepare(config)
+    if options.resume:
+        folder.check_same(config, prepared.identity())
     report.console.print(overview(prepared, folder))
     if options.dry_run:
         return _print_json(_planned(prepared)) if options.json else 0
@@ -113,7 +119,8 @@ def _conclude(report: ConsoleReporter, prepared: Prepared, folder: RunFolder, re
     elif result.export is not None:
         report.note(f"\nThe model, read back by mlx_lm, goes on from {prepared.config.prompt!r}:\n")
         report.note(sample(result.export, prepared.config.prompt) + "\n")
-        report.note(f"further: mufree pretrain --resume --out {path} --updates {2 * result.update}")
+        more = 2 * result.update or DEFAULT_UPDATES
+        report.note(f"further: mufree pretrain --resume --out {path} --updates {more}")
     report.note(f"use it:  mlx_lm.generate --model {shlex.quote(str(result.export))} --prompt 'The '")
 
 

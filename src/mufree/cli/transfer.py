@@ -118,7 +118,7 @@ def read(options: argparse.Namespace) -> Asked:
     Raises:
         Refused: With every reason.
     """
-    file = dict(read_yaml(options.config)) if options.config else {}
+    file = dict(read_yaml(options.config, PretrainConfig)) if options.config else {}
     for name, parse in (("widths", whole_numbers), ("rates", rates)):
         if name in file:
             try:

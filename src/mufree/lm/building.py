@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
+import mlx.core as mx
 from mlx_lm.utils import _get_classes
 
 from ..errors import refuse
@@ -17,31 +17,35 @@ if TYPE_CHECKING:
     import mlx.nn as nn
 
 
-def argument_names(model_type: str) -> set[str]:
-    """Every config field that mlx-lm's model of this type reads.
+def argument_types(model_type: str) -> dict[str, Any]:
+    """The type of every config field that mlx-lm's model of this type reads, by name.
 
     Raises:
         Refused: If mlx-lm has no such model.
     """
-    return set(inspect.signature(_classes({"model_type": model_type})[1]).parameters)
+    return get_type_hints(_classes({"model_type": model_type})[1])
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
     """A fresh model of mlx-lm's own class, initialised as MLX does from the current random state.
 
-    Nothing is computed yet: the arrays are lazy, so that a base or delta model takes no memory.
+    Nothing is computed yet: the arrays are lazy, so that a base or delta model takes no memory. It is called once, as
+    lazily, so that a field that no call could use is refused here.
 
     Args:
         config: A model config, as in a model folder's ``config.json``.
 
     Raises:
-        Refused: If mlx-lm has no such model, or a field is missing.
+        Refused: If mlx-lm has no such model, or a field is missing or of no use to it.
     """
     model_class, args_class = _classes(config)
     try:
-        return model_class(args_class.from_dict(dict(config)))
-    except TypeError as error:
-        refuse("missing", "config", f"{config.get('model_type')} cannot be built from it: {error}")
+        model = model_class(args_class.from_dict(dict(config)))
+        model(mx.zeros((1, 2), dtype=mx.int32))
+    except Exception as error:  # a model class raises what it likes for a field that it cannot use
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        refuse("unusable", "model", f"{config.get('model_type')} cannot be built from its config, {told}")
+    return model
 
 
 def base_shapes(config: Mapping[str, Any], base_width: int) -> BaseShapes:
@@ -62,5 +66,5 @@ def base_shapes(config: Mapping[str, Any], base_width: int) -> BaseShapes:
 def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     try:
         return _get_classes(dict(config))
-    except ValueError:
+    except (KeyError, ValueError):
         refuse("unknown", "model_type", f"{config.get('model_type')!r} is not a model type of the installed mlx-lm")

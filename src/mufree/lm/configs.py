@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import Reasons, refuse
+from .fields import check_fields
 
 Config = dict[str, Any]
 
@@ -104,24 +105,19 @@ def new_config(
         "max_position_embeddings": max_length,
     }
     given = dict(fields or {})
-    reasons = Reasons()
-    _check_fields(reasons, model_type, given, sizes)
-    if width % head_dim:
-        low = width - width % head_dim
-        near = f"{low} or {low + head_dim}" if low else f"{head_dim}"
-        reasons.add("indivisible", "width", f"{width} is not a whole number of heads of size {head_dim}; give {near}")
-    reasons.refuse_if_any()
-    heads = given.get("num_attention_heads", width // head_dim)
-    return {
+    written = {
         "model_type": model_type,
         "intermediate_size": FEED_FORWARD * width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_attention_heads": width // head_dim,
+        "num_key_value_heads": width // head_dim,
         **sizes,
         **ARCHITECTURES[model_type],
         **_multipliers(model_type, width, head_dim),
-        **given,
     }
+    _check(model_type, given, written, sizes)
+    if "num_attention_heads" in given:
+        written["num_key_value_heads"] = given["num_attention_heads"]
+    return {**written, **given}
 
 
 def _multipliers(model_type: str, width: int, head_dim: int) -> Config:
@@ -131,33 +127,44 @@ def _multipliers(model_type: str, width: int, head_dim: int) -> Config:
     return {"attention_multiplier": 1 / head_dim, "logits_scaling": width / LOGITS_WIDTH}
 
 
-def _check_fields(reasons: Reasons, model_type: str, given: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    known = known_fields(model_type)
-    for name, value in given.items():
-        where = f"model.{name}"
-        if name not in known:
-            reasons.add("unknown", where, f"{model_type} has no such field; it has: {', '.join(sorted(known))}")
-        elif name in sizes and value != sizes[name]:
-            reasons.add("contradiction", where, f"{value!r} is not the {sizes[name]} of the options; leave it out")
-        elif name == "model_type" and value != model_type:
-            reasons.add("contradiction", where, f"{value!r} is not {model_type!r}; give the option model_type")
-        elif name in WIDTHS and not (type(value) is int and value > 0):
-            reasons.add("out_of_range", where, f"{value!r} is not a positive whole number")
-    heads, shared = given.get("num_attention_heads"), given.get("num_key_value_heads")
-    heads = heads if heads is not None else sizes["hidden_size"] // sizes["head_dim"]
-    if not reasons.found and shared and heads % shared:
-        reasons.add(
-            "indivisible",
-            "model.num_key_value_heads",
-            f"{shared} does not divide the {heads} query heads; give a divisor",
-        )
+def _check(model_type: str, given: Config, written: Config, sizes: Config) -> None:
+    types, width, head_dim = field_types(model_type), sizes["hidden_size"], sizes["head_dim"]
+    reasons = Reasons()
+    check_fields(reasons, given, types=types, written=written, fixed=sizes | {"model_type": model_type})
+    if head_dim % 2:
+        message = f"{head_dim} is odd, and rotary positions turn pairs; give {head_dim + 1}"
+        reasons.add("out_of_range", "head_dim", message)
+    if width % head_dim:
+        low = width - width % head_dim
+        near = f"{low} or {low + head_dim}" if low else f"{head_dim}"
+        reasons.add("indivisible", "width", f"{width} is not a whole number of heads of size {head_dim}; give {near}")
+    if not reasons.found:
+        _check_heads(reasons, given, width // head_dim, free="head_dim" in types)
+    reasons.refuse_if_any()
+
+
+def _check_heads(reasons: Reasons, given: Mapping[str, Any], wanted: int, *, free: bool) -> None:
+    """Heads that the model can have; ``free`` if it takes the size of a head from the config, not from their number."""
+    heads = given.get("num_attention_heads", wanted)
+    shared = given.get("num_key_value_heads", heads)
+    if heads != wanted and not free:
+        where = "model.num_attention_heads"
+        reasons.add("contradiction", where, f"{heads} is not the {wanted} that width and head_dim give; leave it out")
+    if heads % shared:
+        message = f"{shared} does not divide the {heads} query heads; give a divisor"
+        reasons.add("indivisible", "model.num_key_value_heads", message)
 
 
 def known_fields(model_type: str) -> set[str]:
     """The config fields that mlx-lm's model of this type reads, and those that only transformers needs."""
-    from .building import argument_names
+    return set(field_types(model_type)) | set(ARCHITECTURES.get(model_type, ()))
 
-    return argument_names(model_type) | set(ARCHITECTURES.get(model_type, ()))
+
+def field_types(model_type: str) -> dict[str, Any]:
+    """The type of every config field that mlx-lm's model of this type reads."""
+    from .building import argument_types
+
+    return argument_types(model_type)
 
 
 def at_width(config: Mapping[str, Any], width: int) -> Config:
@@ -168,23 +175,23 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
     gives the head its 1/m; every other one is left alone.
 
     Args:
-        config: A model config with at least ``hidden_size``.
+        config: A config of one of :data:`ARCHITECTURES`, with at least ``hidden_size`` and ``num_attention_heads``.
         width: The new ``hidden_size``, a positive whole number.
 
     Returns:
         A new config; ``config`` is untouched.
 
     Raises:
-        Refused: If a field would not be a whole number at that width, with every such field.
+        Refused: If a field would not be a whole number at that width, with every such field; for a config that lacks
+            one, and for another architecture, whose widths may have other names.
 
     Example:
         >>> small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
         >>> at_width(small, 256)["num_attention_heads"]
         16
     """
+    _check_growable(config, width)
     reasons = Reasons()
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        refuse("out_of_range", "width", f"{width!r} is not a positive whole number")
     ratio = Fraction(width, config["hidden_size"])
     grown = dict(config, hidden_size=width)
     if "head_dim" not in config or config["head_dim"] is None:
@@ -207,3 +214,26 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
             grown[name] = float(config[name] * ratio)
     reasons.refuse_if_any()
     return grown
+
+
+def _check_growable(config: Mapping[str, Any], width: int) -> None:
+    reasons = Reasons()
+    if not _is_size(width):
+        reasons.add("out_of_range", "width", f"{width!r} is not a positive whole number")
+    model_type = config.get("model_type", "llama")
+    if model_type not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        reasons.add(
+            "unknown", "model_type", f"which fields of {model_type!r} are widths is not known, only those of {known}; "
+            "build two models and give them to make_base_shapes",
+        )  # fmt: skip
+        reasons.refuse_if_any()
+    for name in ("hidden_size", *WIDTHS):
+        needed = name in ("hidden_size", "num_attention_heads")
+        if (needed or config.get(name) is not None) and not _is_size(config.get(name)):
+            reasons.add("out_of_range", f"config.{name}", f"{config.get(name)!r} is not a positive whole number")
+    reasons.refuse_if_any()
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0

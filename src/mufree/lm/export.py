@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_lm.utils import load, save_config, save_model
 
 from ..errors import refuse
-from ..files import whole_folder, write_json, write_text
+from ..files import failing_as_os_error, nearest, whole_folder, write_json, write_text
 from ..random_state import random_state_kept
 
 if TYPE_CHECKING:
@@ -51,16 +51,28 @@ def export(
         OSError: If it cannot be written; an earlier export is then still there.
     """
     folder = Path(folder)
-    if folder.exists() and not (folder / NOTES).is_file():
-        refuse("occupied", "export", f"{folder} exists and is not an export of mufree's; give another folder")
+    check_replaceable(folder)
     with whole_folder(folder) as beside:
-        save_model(beside, model)
+        with failing_as_os_error(folder):
+            save_model(beside, model)
         tokenizer.save_pretrained(beside)
         save_config({**config, "eos_token_id": tokenizer.eos_token_id, "dtype": _dtype(model)}, beside / "config.json")
         write_json(beside / NOTES, dict(notes or {}))
         if card:
             write_text(beside / "README.md", card)
     return folder
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse a place where :func:`export` would not write.
+
+    Raises:
+        Refused: If it exists and is not an earlier export, or lies in something that is no folder.
+    """
+    if folder.exists() and not (folder / NOTES).is_file():
+        refuse("occupied", "export", f"{folder} exists and is not an export of mufree's; give another folder")
+    if not nearest(folder).is_dir():
+        refuse("unwritable", "export", f"{nearest(folder)} is no folder, so {folder} cannot be made; give another one")
 
 
 def sample(folder: str | Path, prompt: str, *, tokens: int = 160, temperature: float = 0.7, seed: int = 0) -> str:
@@ -70,7 +82,7 @@ def sample(folder: str | Path, prompt: str, *, tokens: int = 160, temperature: f
 
     Args:
         folder: A model folder.
-        prompt: Text to go on from; not empty.
+        prompt: Text to go on from; one without tokens goes on from the end token.
         tokens: How many tokens at most.
         temperature: Softmax temperature of the sampling.
         seed: Of the sampling.
@@ -85,7 +97,8 @@ def sample(folder: str | Path, prompt: str, *, tokens: int = 160, temperature: f
     with random_state_kept():
         mx.random.seed(seed)
         model, tokenizer = load(str(folder))[:2]
-        return prompt + generate(model, tokenizer, prompt, max_tokens=tokens, sampler=make_sampler(temp=temperature))
+        ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]
+        return prompt + generate(model, tokenizer, ids, max_tokens=tokens, sampler=make_sampler(temp=temperature))
 
 
 def _dtype(model: nn.Module) -> str:

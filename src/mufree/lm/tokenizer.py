@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import refuse
+from ..errors import Reasons, refuse
 
 END = "<|endoftext|>"
 """The token between documents of the byte-level tokenizer; its id is 256."""
@@ -61,22 +61,50 @@ def load_tokenizer(folder: str | Path | None) -> Any:
     if not any((folder / name).is_file() for name in FILES):
         refuse("missing", "tokenizer", f"{folder} has no tokenizer; give a folder with one of: {', '.join(FILES)}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        refuse("unreadable", "tokenizer", f"transformers cannot read {folder}: {error}")
-    if tokenizer.eos_token_id is None:
-        refuse("missing", "tokenizer", f"{folder} names no eos_token, which separates documents; add one to its config")
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and its Rust side raise what they like for a damaged file
+        refuse("unreadable", "tokenizer", f"transformers cannot read {folder}: {_line(error)}")
+    _check(tokenizer, folder)
     return tokenizer
 
 
+def _check(tokenizer: Any, folder: Path) -> None:
+    ids = set(tokenizer.get_vocab().values())
+    reasons = Reasons()
+    if tokenizer.eos_token_id is None:
+        message = f"{folder} names no eos_token, which separates documents; add one to its config"
+        reasons.add("missing", "tokenizer", message)
+    if len(ids) <= len(set(tokenizer.all_special_ids)):
+        reasons.add("empty", "tokenizer", f"{folder} has no token but the special ones; give a trained tokenizer")
+    elif max(ids) + 1 != len(ids):
+        message = f"{folder} has {len(ids)} tokens with ids up to {max(ids)}; give one whose ids have no gaps"
+        reasons.add("gap", "tokenizer", message)
+    reasons.refuse_if_any()
+
+
 def tokenizer_hash(tokenizer: Any) -> str:
-    """A hash of what a tokenizer does: its vocabulary, merges and end token (16 hex digits)."""
+    """A hash of what a tokenizer does: its vocabulary, merges and end token (16 hex digits).
+
+    How long it cuts or fills a text is left out: transformers changes that with every call.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = backend.to_str() if backend else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    does = {**json.loads(backend.to_str()), "truncation": None, "padding": None} if backend else tokenizer.get_vocab()
+    text = json.dumps(does, sort_keys=True)
     return hashlib.sha256(f"{text}|{tokenizer.eos_token_id}".encode()).hexdigest()[:16]
 
 
 def encode_documents(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
-    """Token ids of each document, each followed by the end token; no other special tokens."""
-    encoded = tokenizer(list(documents), add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    return [[*ids, tokenizer.eos_token_id] for ids in encoded]
+    """Token ids of each document, each followed by the end token; no other special tokens.
+
+    Raises:
+        Refused: If the tokenizer fails on them.
+    """
+    try:
+        encoded = tokenizer(list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    except Exception as error:  # the Rust side raises a bare Exception, as for a word without an unknown token
+        refuse("unreadable", "tokenizer", f"cannot encode the data: {_line(error)}")
+    return [[*ids, tokenizer.eos_token_id] for ids in encoded["input_ids"]]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -17,8 +17,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import CheckpointError, Reasons, refuse
-from ..files import read_json, recover, whole_folder, write_json
+from ..files import failing_as_os_error, read_json, whole_folder, write_json
 from ..random_state import random_key, set_random_key
+from ..schedule_free.modes import members_of
 from .machine import arithmetic
 
 FORMAT = 1
@@ -41,10 +42,17 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
 
     Raises:
         OSError: If it cannot be written. What was there before still is.
+        Refused: If the model holds ``x`` for the time being, put there by ``eval`` or ``averaged``.
     """
     folder = Path(folder)
-    parameters = model.parameters()
-    average = optimizer.average(parameters) if hasattr(optimizer, "average") else parameters
+    parameters = average = model.parameters()
+    for member in members_of(optimizer):
+        if member.holds_average:
+            message = (
+                "holds the average x, from which training cannot go on; save after train(model) or the averaged block"
+            )
+            refuse("holds_x", "model", message)
+        average = member.average(average)
     arrays = {
         "y": dict(tree_flatten(parameters)),
         "x": dict(tree_flatten(average)),
@@ -53,7 +61,8 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
     }
     with whole_folder(folder) as beside:
         for name, values in arrays.items():
-            mx.save_safetensors(str(beside / f"{name}.safetensors"), values)
+            with failing_as_os_error(folder):
+                mx.save_safetensors(str(beside / f"{name}.safetensors"), values)
         write_json(beside / _FACTS, facts)
         files = {path.name: _checksum(path) for path in sorted(beside.iterdir())}
         write_json(beside / _MANIFEST, {"format": FORMAT, "arithmetic": arithmetic(), "files": files})
@@ -85,10 +94,23 @@ def load_checkpoint(folder: str | Path, model: Any, optimizer: Any) -> dict[str,
     _compare(reasons, "optimizer.safetensors", dict(tree_flatten(optimizer.state)), arrays["optimizer"])
     reasons.refuse_if_any(CheckpointError)
     mx.eval(arrays)
-    optimizer.state = tree_unflatten(list(arrays["optimizer"].items()))
+    _load_state(optimizer, arrays["optimizer"])
     model.update(tree_unflatten(list(arrays["y"].items())))
     set_random_key(arrays["random"]["key"])
     return read_facts(folder)
+
+
+def _load_state(optimizer: Any, arrays: Mapping[str, mx.array]) -> None:
+    """Ours loads in place; MLX's own would get a new dict, and a compiled step would go on with the old one."""
+    if hasattr(optimizer, "average"):
+        optimizer.state = tree_unflatten(list(arrays.items()))
+        return
+    for path, array in arrays.items():
+        *outer, last = path.split(".")
+        node = optimizer.state
+        for key in outer:
+            node = node[int(key)] if isinstance(node, list) else node[key]
+        node[int(last) if isinstance(node, list) else last] = array
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -109,7 +131,11 @@ def verify(folder: Path) -> None:
     """
     try:
         manifest = read_json(folder / _MANIFEST)
-        version, files = manifest["format"], dict(manifest["files"])
+        version = manifest["format"]
+        files = {}
+        if version == FORMAT:
+            files = {str(name): str(checksum) for name, checksum in dict(manifest["files"]).items()}
+            dict(manifest["arithmetic"])
     except (OSError, ValueError, KeyError, TypeError):
         refuse("damaged", str(folder), f"has no readable {_MANIFEST}; it is no checkpoint of mufree's", CheckpointError)
     if version != FORMAT:
@@ -130,13 +156,17 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder of them, oldest first, named by their update."""
     if not folder.is_dir():
         return []
-    recover(folder)
-    return sorted((p for p in folder.iterdir() if p.name.isdigit() and p.is_dir()), key=lambda p: int(p.name))
+    return sorted((p for p in folder.iterdir() if p.name.isdecimal() and p.is_dir()), key=lambda p: int(p.name))
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the last ``keep`` checkpoints."""
-    for path in checkpoints(folder)[:-keep]:
+def prune(newest: Path, keep: int) -> None:
+    """Remove all checkpoints beside ``newest`` but the last ``keep`` up to it.
+
+    Later ones were passed over for damage when the run went on from before them.
+    """
+    found = checkpoints(newest.parent)
+    place = found.index(newest) + 1
+    for path in [*found[: max(0, place - keep)], *found[place:]]:
         shutil.rmtree(path, ignore_errors=True)
 
 

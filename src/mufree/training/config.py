@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from ..errors import Reasons, Refused
+from .options import check, option
 
 Decay = Literal["independent", "standard", "none"]
-
-
-def _option(default: Any, text: str, *, group: str, low: float | None = None, above: float | None = None) -> Any:
-    """One option: its default, its help, its group, and the interval it lies in (``low`` ≤ value, or ``above`` <)."""
-    metadata = {"help": text, "group": group, "low": low, "above": above}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+DECAY_RULES = get_args(Decay)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,51 +26,59 @@ class PretrainConfig:
         Refused: For values outside their range, all at once.
     """
 
-    width: int = _option(128, "hidden size of the model to train", group="model", low=1)
-    base_width: int = _option(64, "hidden size at which the learning rate was tuned", group="model", low=1)
-    layers: int = _option(2, "number of blocks", group="model", low=1)
-    head_dim: int = _option(16, "size of an attention head; the number of heads is the width", group="model", low=1)
-    model_type: str = _option("llama", "architecture, by mlx-lm's name", group="model")
-    model: Mapping[str, Any] = _option({}, "further fields of the architecture's config (YAML only)", group="model")
-    recipe: Mapping[str, Any] = _option({}, "content of the recipe that the settings come from", group="model")
-    zero_readout: bool = _option(False, "start the output head at zero", group="model")
-    zero_query: bool = _option(False, "start the attention's queries at zero", group="model")
-    seed: int = _option(0, "seed of the initialisation and of the order of the data", group="model", low=0)
+    width: int = option(128, "hidden size of the model to train", group="model", low=1)
+    base_width: int = option(64, "hidden size at which the learning rate was tuned", group="model", low=1)
+    layers: int = option(2, "number of blocks", group="model", low=1)
+    head_dim: int = option(16, "size of an attention head; a wider model has more heads", group="model", low=2)
+    model_type: str = option("llama", "architecture, by mlx-lm's name", group="model")
+    model: Mapping[str, Any] = option({}, "further fields of the architecture's config (YAML only)", group="model")
+    recipe: Mapping[str, Any] = option({}, "content of the recipe that the settings come from", group="model")
+    zero_readout: bool = option(False, "start the output head at zero", group="model")
+    zero_query: bool = option(False, "start the attention's queries at zero", group="model")
+    seed: int = option(0, "seed of initialisation and data order", group="model", low=0, high=2**64 - 1)
 
-    data: str | None = _option(None, "text file, folder of them, or .jsonl with a text field", group="data")
-    tokenizer: str | None = _option(None, "local tokenizer folder (default: bytes)", group="data")
-    seq_length: int = _option(64, "tokens a sequence", group="data", low=1)
-    batch_size: int = _option(16, "sequences a micro-batch", group="data", low=1)
-    accumulation: int = _option(1, "micro-batches an update", group="data", low=1)
-    eval_batches: int = _option(8, "micro-batches of a validation", group="data", low=1)
+    data: str | None = option(None, "text file, folder of them, or .jsonl with a text field", group="data")
+    tokenizer: str | None = option(None, "local tokenizer folder (default: bytes)", group="data")
+    seq_length: int = option(64, "tokens a sequence", group="data", low=1)
+    batch_size: int = option(16, "sequences a micro-batch", group="data", low=1)
+    accumulation: int = option(1, "micro-batches an update", group="data", low=1)
+    eval_batches: int = option(8, "micro-batches of a validation", group="data", low=1)
 
-    lr: float = _option(
+    lr: float = option(
         2.0**-6, "learning rate at the base width, constant after the warmup", group="optimizer", above=0
     )
-    beta1: float = _option(0.9, "interpolation between the average (1) and the base iterate (0)", group="optimizer")
-    beta2: float = _option(0.98, "decay of the second moment", group="optimizer")
-    eps: float = _option(1e-8, "added to the root of the second moment", group="optimizer")
-    weight_decay: float = _option(0.1, "decay at the base width, times the rate, taken at y", group="optimizer")
-    decay_rule: Decay = _option("independent", "how decay scales with width", group="optimizer")  # noqa: RUF009
-    warmup: int = _option(20, "updates over which the rate rises", group="optimizer", low=0)
+    beta1: float = option(0.9, "interpolation between the average (1) and the base iterate (0)", group="optimizer")
+    beta2: float = option(0.98, "decay of the second moment", group="optimizer")
+    eps: float = option(1e-8, "added to the root of the second moment", group="optimizer")
+    weight_decay: float = option(0.1, "decay at the base width, times the rate, taken at y", group="optimizer")
+    decay_rule: Decay = option(  # noqa: RUF009 – makes a field
+        "independent", "how decay scales with width", group="optimizer", choices=DECAY_RULES
+    )
+    warmup: int = option(20, "updates over which the rate rises", group="optimizer", low=0)
 
-    updates: int | None = _option(None, "stop after this many updates (default: 200)", group="length", low=1)
-    tokens: int | None = _option(None, "stop after this many tokens", group="length", low=1)
-    max_time: float | None = _option(None, "stop after this many minutes", group="length", above=0)
+    updates: int | None = option(None, "stop after this many updates (default: 200)", group="length", low=1)
+    tokens: int | None = option(None, "stop after this many tokens", group="length", low=1, high=2**63 - 1)
+    max_time: float | None = option(None, "stop after this many minutes", group="length", above=0)
 
-    out: str = _option("runs/pretrain", "folder of the run", group="output")
-    report_every: int = _option(10, "updates between reports", group="output", low=1)
-    eval_every: int = _option(50, "updates between validations", group="output", low=1)
-    save_every: int = _option(50, "updates between checkpoints", group="output", low=1)
-    keep: int = _option(2, "checkpoints to keep", group="output", low=1)
-    prompt: str = _option("The ", "start of the sample", group="output")
+    out: str = option("runs/pretrain", "folder of the run", group="output")
+    report_every: int = option(10, "updates between reports", group="output", low=1)
+    eval_every: int = option(50, "updates between validations", group="output", low=1)
+    save_every: int = option(50, "updates between checkpoints", group="output", low=1)
+    keep: int = option(2, "checkpoints to keep", group="output", low=1)
+    prompt: str = option("The ", "start of the sample", group="output")
 
     def __post_init__(self) -> None:
         reasons = Reasons()
         for item in fields(self):
-            _check(reasons, item.name, str(item.type), getattr(self, item.name), item.metadata)
-        if self.decay_rule not in DECAY_RULES:
-            reasons.add("unknown", "decay_rule", f"{self.decay_rule!r}; choose one of: {', '.join(DECAY_RULES)}")
+            check(reasons, item, getattr(self, item.name))
+        reasons.refuse_if_any()
+        if self.tokens is not None and self.tokens < self.tokens_an_update:
+            reasons.add(
+                "out_of_range",
+                "tokens",
+                f"{self.tokens} is less than one update's {self.tokens_an_update}; give at least that, "
+                "or a smaller batch_size, accumulation or seq_length",
+            )
         reasons.refuse_if_any()
 
     @property
@@ -89,7 +91,7 @@ class PretrainConfig:
 
     @property
     def _token_updates(self) -> int | None:
-        return None if self.tokens is None else max(1, self.tokens // self.tokens_an_update)
+        return None if self.tokens is None else self.tokens // self.tokens_an_update
 
     @property
     def tokens_an_update(self) -> int:
@@ -98,12 +100,18 @@ class PretrainConfig:
 
 
 DEFAULT_UPDATES = 200
-DECAY_RULES = get_args(Decay)
 LENGTHS = ("updates", "tokens", "max_time")
 WHILE_GOING_ON = frozenset(
-    {*LENGTHS, "out", "report_every", "eval_every", "eval_batches", "save_every", "keep", "prompt"}
+    {*LENGTHS, "out", "report_every", "eval_every", "eval_batches", "save_every", "keep", "prompt", "data", "tokenizer"}
 )
-"""Options that may differ when a run goes on: none of them changes an update."""
+"""Options that may differ when a run goes on: none of them changes an update. Data and tokenizer may have moved; what
+they are is compared by content."""
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every option."""
+    config = PretrainConfig()
+    return {item.name: getattr(config, item.name) for item in fields(config)}
 
 
 def option_help(name: str) -> str:
@@ -121,11 +129,9 @@ def from_mapping(settings: Mapping[str, Any], source: str = "config") -> Pretrai
     Raises:
         Refused: For unknown keys and for values outside their range, all at once.
     """
-    known = {item.name: item for item in fields(PretrainConfig)}
     reasons = Reasons()
-    for name in settings:
-        if name not in known:
-            reasons.add("unknown", f"{source}: {name}", f"no such option; the options are: {', '.join(sorted(known))}")
+    reasons.attempt(check_names, settings, source)
+    known = defaults()
     values = {name: value for name, value in settings.items() if name in known}
     try:
         config = PretrainConfig(**values)
@@ -135,37 +141,16 @@ def from_mapping(settings: Mapping[str, Any], source: str = "config") -> Pretrai
     return config
 
 
-def _check(reasons: Reasons, name: str, kind: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    if value is None and "None" in kind:
-        return
-    wanted = kind.removesuffix(" | None")
-    accepted = _ACCEPTED[wanted.split("[")[0]]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted != "bool"):
-        reasons.add("type", name, f"{value!r} is not {_NAMES[accepted]}")
-        return
-    if wanted not in ("int", "float"):
-        return
-    low, above = metadata["low"], metadata["above"]
-    if not math.isfinite(value):
-        reasons.add("out_of_range", name, f"{value!r} is not finite; give a finite number")
-    elif low is not None and value < low:
-        reasons.add("out_of_range", name, f"{value!r} is too small; give a whole number ≥ {low:g}")
-    elif above is not None and value <= above:
-        reasons.add("out_of_range", name, f"{value!r} is not allowed; give a number > {above:g}")
+def check_names(settings: Mapping[str, Any], source: str) -> None:
+    """Refuse settings that are no options.
 
-
-_ACCEPTED: dict[str, Any] = {
-    "int": int,
-    "float": (int, float),
-    "str": str,
-    "Decay": str,
-    "bool": bool,
-    "Mapping": Mapping,
-}
-_NAMES: dict[Any, str] = {
-    int: "a whole number",
-    (int, float): "a number",
-    str: "text",
-    bool: "true or false",
-    Mapping: "a mapping of config fields",
-}
+    Raises:
+        Refused: With each.
+    """
+    reasons, known = Reasons(), defaults()
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}? The options are" if near else "the options are"
+            reasons.add("unknown", f"{source}: {name}", f"no such option; {hint}: {', '.join(sorted(known))}")
+    reasons.refuse_if_any()

@@ -24,6 +24,7 @@ VALIDATION_SHARE = 10
 """One document in this many is for validation."""
 
 _SPLIT_SEED = 1405
+_MOST_PROBLEMS = 10
 _TEXT_ENDINGS = (".txt", ".md", ".text", ".rst")
 
 
@@ -61,48 +62,71 @@ def read_corpus(source: str | Path | None) -> Corpus:
 
         return _split(EMBEDDED, [text for _, text in sorted(topics.items())])
     path = Path(source)
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix in (*_TEXT_ENDINGS, ".jsonl") and p.is_file())
-        if not files:
-            refuse(
-                "missing", "data", f"{path} holds no text; give a folder of {', '.join(_TEXT_ENDINGS)} or .jsonl files"
-            )
-    elif path.is_file():
-        files = [path]
-    else:
-        refuse("missing", "data", f"{path} does not exist; give a text file, a folder of them, or a .jsonl file")
     reasons = Reasons()
-    documents = [document for file in files for document in _documents(file, reasons)]
+    documents = [document for file in _files(path) for document in _documents(file, reasons)]
     if not documents and not reasons.found:
         reasons.add("empty", "data", f"{path} is empty; give a text of at least one sequence")
+    _shorten(reasons)
     reasons.refuse_if_any()
     return _split(str(path), documents)
 
 
+def _files(path: Path) -> list[Path]:
+    try:
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.suffix.lower() in (*_TEXT_ENDINGS, ".jsonl") and p.is_file())
+            fault = f"holds no text; give a folder of {', '.join(_TEXT_ENDINGS)} or .jsonl files"
+        else:
+            files = [path] if path.is_file() else []
+            fault = "is neither a file nor a folder" if path.exists() else "does not exist"
+            fault += "; give a text file, a folder of them, or a .jsonl file"
+    except OSError as error:
+        refuse("unreadable", "data", f"{str(path)[:80]} cannot be read: {error.strerror}")
+    if not files:
+        refuse("missing", "data", f"{path} {fault}")
+    return files
+
+
 def _documents(path: Path, reasons: Reasons) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         reasons.add("unreadable", "data", f"{path} is not UTF-8 text (byte {error.start}); convert it first")
         return []
     except OSError as error:
         reasons.add("unreadable", "data", f"{path} cannot be read: {error.strerror}")
         return []
-    if path.suffix != ".jsonl":
+    if path.suffix.lower() != ".jsonl":
         return [text] if text.strip() else []
     documents = []
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: JSON text may hold U+2028 and U+0085 as they are.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            document = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            document = None
-        if not isinstance(document, str):
+        document = _document(line)
+        if document is None:
             reasons.add("unreadable", "data", f'{path}:{number} is not an object with a "text"; write {{"text": "…"}}')
         elif document.strip():
             documents.append(document)
     return documents
+
+
+def _document(line: str) -> str | None:
+    """The text of a JSON line, or None if it is none, or holds half of a surrogate pair, which is not Unicode text."""
+    try:
+        document = json.loads(line)["text"]
+        document.encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return document if isinstance(document, str) else None
+
+
+def _shorten(reasons: Reasons) -> None:
+    """Keep the first problems of a big file, and say how many more there are."""
+    more = len(reasons.found) - _MOST_PROBLEMS
+    if more > 0:
+        del reasons.found[_MOST_PROBLEMS:]
+        reasons.add("unreadable", "data", f"and {more} more like these")
 
 
 def _split(name: str, documents: Sequence[str]) -> Corpus:

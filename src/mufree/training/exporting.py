@@ -1,17 +1,21 @@
-"""A finished or stopped run's newest checkpoint, exported."""
+"""Runs, exported: a model with its card and the facts of its checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
+from ..errors import refuse
 from ..lm.building import build
-from ..lm.export import export
-from ..lm.tokenizer import load_tokenizer
+from ..lm.card import model_card
+from ..lm.export import check_replaceable, export
+from ..lm.tokenizer import load_tokenizer, tokenizer_hash
 from .checkpoint import read_facts
+from .data import EMBEDDED
 from .folder import RunFolder
 
 
@@ -30,15 +34,64 @@ def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"
         Refused: If there is no run, or it has no checkpoint.
         CheckpointError: If none of its checkpoints is whole.
     """
-    place = RunFolder(Path(run))
+    place, folder = RunFolder(Path(run)), Path(folder)
     identity = place.saved()["identity"]
     path = place.newest()
+    check_replaceable(folder)
     facts = read_facts(path)
     model = build(identity["model_config"])
     arrays: Any = mx.load(str(path / f"{weights}.safetensors"))
     model.update(tree_unflatten(list(arrays.items())))
-    tokenizer = load_tokenizer(facts["settings"]["tokenizer"])
-    notes = {"sequence": weights, **facts}
-    if facts["settings"].get("recipe"):
-        notes["recipe"] = facts["settings"]["recipe"]
-    return export(folder, model, identity["model_config"], tokenizer, notes=notes)
+    tokenizer = load_tokenizer(place.saved()["settings"]["tokenizer"])
+    if tokenizer_hash(tokenizer) != identity["tokenizer"]:
+        where = facts["settings"]["tokenizer"]
+        refuse("contradiction", "tokenizer", f"{where} is no longer the one that the run in {run} was trained with")
+    return export_model(folder, model, identity["model_config"], tokenizer, facts, weights=weights)
+
+
+def export_model(
+    folder: Path,
+    model: Any,
+    model_config: Mapping[str, Any],
+    tokenizer: Any,
+    facts: Mapping[str, Any],
+    *,
+    weights: Literal["x", "y"],
+) -> Path:
+    """Export what a model holds now, with its card and the facts of its checkpoint.
+
+    Args:
+        folder: Where to write.
+        model: Holds the weights to export.
+        model_config: Its config.
+        tokenizer: A transformers tokenizer.
+        facts: As in a checkpoint: position, losses, settings, plan.
+        weights: Which sequence the model holds.
+    """
+    parameters = sum(array.size for _, array in tree_flatten(model.parameters()))
+    card = model_card(_card(facts, parameters, weights))
+    recipe = facts["settings"].get("recipe")
+    notes = {"sequence": weights, **facts, **({"recipe": recipe} if recipe else {})}
+    return export(folder, model, model_config, tokenizer, notes=notes, card=card)
+
+
+def _card(facts: Mapping[str, Any], parameters: int, weights: Literal["x", "y"]) -> dict[str, Any]:
+    settings, position, loss = facts["settings"], facts["position"], facts["losses"].get(f"valid_loss_{weights}")
+    measured = facts.get("validated", position["update"])
+    when = "" if measured == position["update"] else f" (after {measured} updates)"
+    return {
+        "name": f"{settings['model_type']}, width {settings['width']}",
+        "model_type": settings["model_type"],
+        "parameters": parameters,
+        "width": settings["width"],
+        "layers": settings["layers"],
+        "optimizer": facts["plan"]["optimizer"],
+        "sequence": {"x": "x, the schedule-free average", "y": "y, where gradients were taken"}[weights],
+        "updates": position["update"],
+        "tokens": position["tokens"],
+        "loss": "not measured" if loss is None else f"{loss:.4f}{when}",
+        "data": settings["data"] or EMBEDDED,
+        "base_width": settings["base_width"],
+        "multiplier": settings["width"] / settings["base_width"],
+        "lr": settings["lr"],
+    }

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, Reasons, refuse
-from ..files import read_json, write_json
+from ..files import nearest, read_json, recover, recover_all, write_json
 from .checkpoint import checkpoints, verify
-from .config import LENGTHS, WHILE_GOING_ON, PretrainConfig
+from .config import LENGTHS, WHILE_GOING_ON, PretrainConfig, defaults
 
 _RUN = "run.json"
+_PARTS = ("settings", "identity")
+_UNFINISHED = f".{_RUN}.new"
+_SOURCES = {
+    "model_config": "model, and the mlx-lm,",
+    "tokenizer": "tokenizer",
+    "train_tokens": "data and tokenizer",
+    "valid_tokens": "data and tokenizer",
+}
+"""By part of a run's identity: what it comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +57,51 @@ class RunFolder:
         return self.checkpoints / f"{update:08}"
 
     def check_free(self) -> None:
-        """Refuse a folder that holds something already.
+        """Refuse a folder that holds something already, or that cannot be made.
 
         Raises:
-            Refused: If it does, saying what.
+            Refused: If so, saying what is in the way.
         """
-        if self.path.is_dir() and not any(self.path.iterdir()):
-            return
         if (self.path / _RUN).is_file():
-            refuse(
-                "occupied", "out", f"{self.path} holds a run; go on with --resume, or give another folder with --out"
-            )
-        if self.path.exists():
-            refuse(
-                "occupied", "out", f"{self.path} exists and holds no run of mufree's; give another folder with --out"
-            )
+            message = f"{self.path} holds a run; go on with --resume, or give another folder with --out"
+            refuse("occupied", "out", message)
+        # A process killed while it claimed the folder leaves an unfinished file, which is nobody's.
+        if self.path.exists() and not (self.path.is_dir() and all(p.name == _UNFINISHED for p in self.path.iterdir())):
+            message = f"{self.path} exists and holds no run of mufree's; give another folder with --out"
+            refuse("occupied", "out", message)
+        place = nearest(self.path)
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            fault = "cannot be written to" if place.is_dir() else "is not a folder"
+            refuse("unwritable", "out", f"{place} {fault}, so {self.path} cannot be made; give another folder")
 
-    def claim(self, config: PretrainConfig, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-        """Make the folder and keep what the run is."""
-        self.path.mkdir(parents=True, exist_ok=True)
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Make the folder, and be the only process that writes to it inside.
+
+        Raises:
+            Refused: If it cannot be made, or another process is writing to it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            refuse("unwritable", "out", f"{self.path} cannot be made: {error.strerror}; give another folder")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            refuse("occupied", "out", f"another process is training in {self.path}; wait for it, or stop it")
+        except OSError:
+            pass  # a filesystem without locks
+        try:
+            recover(self.export)
+            recover_all(self.checkpoints)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def describe(self, config: PretrainConfig, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Keep what the run is."""
         write_json(self.path / _RUN, {"settings": asdict(config), "identity": dict(identity), "plan": dict(plan)})
 
     def saved(self) -> dict[str, Any]:
@@ -71,13 +109,20 @@ class RunFolder:
 
         Raises:
             Refused: If there is none.
+            CheckpointError: If what is there is damaged.
         """
+        where = self.path / _RUN
+        if not where.is_file():
+            message = f"{self.path} holds no run to resume or export; give the folder of one, or leave --resume out"
+            refuse("missing", "out", message)
         try:
-            return dict(read_json(self.path / _RUN))
-        except FileNotFoundError:
-            refuse("missing", "out", f"{self.path} holds no run to resume; leave --resume out, or give its folder")
-        except ValueError:
-            refuse("damaged", "out", f"{self.path / _RUN} is not JSON; its run cannot go on", CheckpointError)
+            saved = read_json(where)
+        except (OSError, ValueError):
+            saved = None
+        if not isinstance(saved, dict) or any(not isinstance(saved.get(name), dict) for name in _PARTS):
+            message = f"{where} is not what mufree writes; its run cannot go on, but its checkpoints may be whole"
+            refuse("damaged", "out", message, CheckpointError)
+        return saved
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The saved settings with what is given anew over them; a new length replaces the old ones."""
@@ -93,41 +138,56 @@ class RunFolder:
             CheckpointError: With every difference that would change an update.
         """
         saved = self.saved()
+        before_all = {**defaults(), **saved["settings"]}
         reasons = Reasons()
         for name, value in asdict(config).items():
-            before = saved["settings"].get(name)
+            before = before_all[name]
             if name not in WHILE_GOING_ON and value != before:
                 reasons.add("contradiction", name, f"{value!r} contradicts the saved run's {before!r}; leave it out")
         if not reasons.found:
             for name, value in identity.items():
                 if value != saved["identity"].get(name):
-                    reasons.add("contradiction", name, f"is not that of the run in {self.path}")
+                    message = f"is not that of the run in {self.path}; give the {_SOURCES[name]} that it started with"
+                    reasons.add("contradiction", name, message)
         reasons.refuse_if_any(CheckpointError)
 
     def latest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a sentence for each damaged one that was passed over.
 
         Raises:
-            CheckpointError: If there are checkpoints and none is whole.
+            CheckpointError: If there are checkpoints and none is whole, with everything that is wrong with each.
         """
-        damaged: list[str] = []
+        damaged = Reasons()
         found = checkpoints(self.checkpoints)
         for path in reversed(found):
             try:
                 verify(path)
             except CheckpointError as error:
-                damaged.append(f"passed over a damaged checkpoint: {error}")
+                damaged.extend(error)
                 continue
-            return path, damaged
-        if found:
-            refuse("damaged", str(self.checkpoints), "; ".join(damaged), CheckpointError)
-        return None, damaged
+            return path, [f"passed over a damaged checkpoint: {reason}" for reason in damaged.found]
+        damaged.refuse_if_any(CheckpointError)
+        return None, []
 
     def newest(self) -> Path:
         """The newest whole checkpoint.
 
         Raises:
             Refused: If there is none yet.
+            CheckpointError: If none is whole.
         """
         path, _ = self.latest()
         return path or refuse("missing", str(self.path), "has no checkpoint yet; train with a smaller --save-every")
+
+    def check_parts(self) -> None:
+        """Refuse a run's folder in which something else has the place of one of its parts.
+
+        Raises:
+            Refused: If so, with each.
+        """
+        reasons = Reasons()
+        for path, wanted in ((self.metrics, Path.is_file), (self.checkpoints, Path.is_dir)):
+            if path.exists() and not wanted(path):
+                kind = "a file" if wanted is Path.is_file else "a folder"
+                reasons.add("occupied", "out", f"{path} is not {kind}; move it away")
+        reasons.refuse_if_any()

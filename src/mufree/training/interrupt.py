@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill: finish the update, then stop."""
+"""Ctrl-C, a polite kill, a terminal that was closed: finish the update, then stop."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Inside, the first SIGINT or SIGTERM is only noted; a second one ends the program at once.
+    """Inside, the first SIGINT, SIGTERM or SIGHUP is only noted; a second one ends the program at once.
 
-    Outside the main thread, where Python allows no handlers, nothing is changed.
+    One that is ignored, as SIGHUP under ``nohup``, stays ignored. Outside the main thread, where Python allows no
+    handlers, nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
 
     def restore() -> None:
         for number, handler in before.items():

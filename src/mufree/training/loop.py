@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from ..errors import NonFiniteLoss
 from .step import Loss, TrainStep, next_token_loss
@@ -85,6 +86,9 @@ class Trainer:
         Args:
             batches: Batches of any number of rows.
             at: Which weights. ``"x"`` is the average; for an optimizer that keeps none, it is what the model holds.
+
+        Raises:
+            NonFiniteLoss: If it is infinite or not a number.
         """
         if at == "x" and hasattr(self.optimizer, "averaged"):
             with self.optimizer.averaged(self.model):
@@ -100,7 +104,20 @@ class Trainer:
             total += float(self._evaluation(arrays).item()) * size  # type: ignore[arg-type]
             rows += size
         self.model.train()
+        if not math.isfinite(total):
+            raise NonFiniteLoss(f"the validation loss after update {self.position.update} is {total / rows}")
         return total / rows
+
+    def check_finite(self) -> None:
+        """Look at every weight and all of the optimizer's state.
+
+        Raises:
+            NonFiniteLoss: If one is infinite or not a number: an update can do that whose own loss was finite.
+        """
+        leaves = [array for _, array in tree_flatten([self.model.parameters(), self.optimizer.state])]
+        finite = [mx.all(mx.isfinite(array)) for array in leaves if mx.issubdtype(array.dtype, mx.floating)]
+        if not mx.all(mx.stack(finite)).item():
+            raise NonFiniteLoss(f"a weight after update {self.position.update} is infinite or not a number")
 
 
 def _arrays(batch: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
 from ..build import build_optimizer
-from ..errors import Reasons
+from ..errors import Reasons, Refused
 from ..lm.building import base_shapes, build
 from ..lm.configs import at_width, new_config
 from ..lm.tokenizer import encode_documents, load_tokenizer, tokenizer_hash
@@ -17,6 +19,7 @@ from ..plan import OptimizerPlan, plan_optimizer
 from ..recipe import Recipe
 from .config import PretrainConfig
 from .data import Corpus, TokenStream, read_corpus, token_stream
+from .memory import check_memory
 
 if TYPE_CHECKING:
     from ..mup import Scales
@@ -70,18 +73,19 @@ def prepare(config: PretrainConfig) -> Prepared:
     """
     reasons = Reasons()
     plan = reasons.attempt(plan_run, config)
-    corpus = reasons.attempt(read_corpus, config.data)
     tokenizer = reasons.attempt(load_tokenizer, config.tokenizer)
     model_config = reasons.attempt(_model_config, config, 257 if tokenizer is None else len(tokenizer))
+    corpus = reasons.attempt(read_corpus, config.data)
     train = valid = None
-    if corpus and tokenizer is not None:
+    if corpus is not None and tokenizer is not None:
         train = reasons.attempt(token_stream, corpus.train, _encoder(tokenizer), config.seq_length, "training")
         valid = reasons.attempt(token_stream, corpus.valid, _encoder(tokenizer), config.seq_length, "validation")
     if config.recipe and model_config is not None and tokenizer is not None:
         reasons.attempt(_check_recipe, config, model_config, tokenizer)
     reasons.refuse_if_any()
-    if plan is None or corpus is None or model_config is None or train is None or valid is None:
-        raise AssertionError("a part is missing and nobody said why")
+    # Nothing was refused, so nothing is missing; the type checker cannot know.
+    plan, model_config, corpus = cast(OptimizerPlan, plan), cast(dict[str, Any], model_config), cast(Corpus, corpus)
+    train, valid = cast(TokenStream, train), cast(TokenStream, valid)
     mx.random.seed(config.seed)
     model = build(model_config)
     scales = parametrize(
@@ -91,22 +95,45 @@ def prepare(config: PretrainConfig) -> Prepared:
         zero_query=config.zero_query,
         weight_decay=config.decay_rule,
     )
-    optimizer = build_optimizer(plan, model, scales=scales)
+    with _named_as_options():
+        optimizer = build_optimizer(plan, model, scales=scales)
     mx.eval(model.parameters())
     return Prepared(config, model_config, model, scales, plan, optimizer, tokenizer, corpus, train, valid)
 
 
 def plan_run(config: PretrainConfig) -> OptimizerPlan:
     """The optimizer's plan. It has no declared end: nothing about the end of a run changes an update."""
-    return plan_optimizer(
-        optimizer="schedule_free_adamw",
-        lr=config.lr,
-        warmup_steps=config.warmup,
-        weight_decay=config.weight_decay,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        grad_accumulation_steps=config.accumulation,
-    )
+    with _named_as_options():
+        return plan_optimizer(
+            optimizer="schedule_free_adamw",
+            lr=config.lr,
+            warmup_steps=config.warmup,
+            weight_decay=config.weight_decay,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            grad_accumulation_steps=config.accumulation,
+        )
+
+
+_OPTIONS = {
+    "betas": "beta1",
+    "betas[0]": "beta1",
+    "betas[1]": "beta2",
+    "warmup_steps": "warmup",
+    "weight_lr_power": "lr",
+    "grad_accumulation_steps": "accumulation",
+}
+"""By a planned setting: the option that it comes from, where that has another name."""
+
+
+@contextmanager
+def _named_as_options(**names: str) -> Iterator[None]:
+    """Refusals inside name the options of a run, not what they are called further in."""
+    try:
+        yield
+    except Refused as refused:
+        known = _OPTIONS | names
+        raise type(refused)(replace(r, field=known.get(r.field, r.field)) for r in refused.reasons) from None
 
 
 def _model_config(config: PretrainConfig, vocab_size: int) -> dict[str, Any]:
@@ -119,7 +146,9 @@ def _model_config(config: PretrainConfig, vocab_size: int) -> dict[str, Any]:
         max_length=max(2048, config.seq_length),
         fields=config.model,
     )
-    at_width(made, config.base_width)
+    with _named_as_options(width="base_width"):
+        at_width(made, config.base_width)
+    check_memory(config, made)
     return made
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlx.utils import tree_flatten
-
 from ..errors import NonFiniteLoss
-from ..lm.card import model_card
-from ..lm.export import export
+from ..lm.export import check_replaceable
 from .checkpoint import load_checkpoint, prune, save_checkpoint, saved_arithmetic
 from .config import PretrainConfig
+from .exporting import export_model
 from .folder import RunFolder
 from .interrupt import StopRequest, stop_on_signals
 from .loop import Position, Trainer
@@ -69,25 +70,32 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, report: Reporter |
 
 def train_prepared(prepared: Prepared, folder: RunFolder, *, resume: bool, report: Reporter) -> Run:
     """:func:`pretrain` from what :func:`~mufree.training.prepare.prepare` decided."""
-    session = _Session(prepared, folder, report)
+    identity = prepared.identity()
     if resume:
-        folder.check_same(prepared.config, prepared.identity())
-        session.restore()
-    folder.claim(prepared.config, prepared.identity(), prepared.plan.as_metadata())
-    metrics = Metrics(folder.metrics, session.trainer.position.update)
-    session.metrics = metrics
-    try:
-        with stop_on_signals() as stop:
-            session.train(stop)
-        return session.run
-    finally:
-        metrics.close()
+        folder.check_same(prepared.config, identity)
+    folder.check_parts()
+    check_replaceable(folder.export)
+    with folder.claimed():
+        if not resume:
+            folder.check_free()
+        session = _Session(prepared, folder, report)
+        if resume:
+            session.restore()
+        folder.describe(prepared.config, identity, prepared.plan.as_metadata())
+        session.metrics = Metrics(folder.metrics, session.trainer.position.update)
+        try:
+            with stop_on_signals() as stop:
+                session.train(stop)
+            return session.run
+        finally:
+            session.metrics.close()
 
 
 class _Session:
     """One process's part of a run."""
 
     metrics: Metrics
+    stop: StopRequest
 
     def __init__(self, prepared: Prepared, folder: RunFolder, report: Reporter) -> None:
         config = prepared.config
@@ -113,15 +121,22 @@ class _Session:
         facts = load_checkpoint(path, self.prepared.model, self.prepared.optimizer)
         self.trainer.position = Position(**facts["position"])
         self.run.losses = dict(facts["losses"])
+        self.validated = facts.get("validated", -1)
         self.saved = path
         for text in differences(saved_arithmetic(path), arithmetic()):
             self.report.note(f"not bit for bit as one uninterrupted run: {text}")
         self.report.note(f"going on from {path}")
+        if self._reached(self.config.update_limit):
+            made = self.trainer.position.update
+            self.report.note(
+                f"the run has made {made} updates already; for more give --updates, --tokens or --max-time"
+            )
 
     def train(self, stop: StopRequest) -> None:
         """Train to the limit, or until somebody asks to stop, or the loss blows up."""
         position, limit = self.trainer.position, self.config.update_limit
-        self.report.start(position.update, limit)
+        self.stop = stop
+        self._tell(self.report.start, position.update, limit)
         started, before = time.monotonic(), position.seconds
         deadline = None if self.config.max_time is None else started + 60 * self.config.max_time
         try:
@@ -131,7 +146,15 @@ class _Session:
                 self._advance(started, before)
             self.finish(stop)
         finally:
-            self.report.stop()
+            self._tell(self.report.stop)
+
+    def _tell(self, say: Callable[..., None], *told: Any) -> None:
+        """Report; when nobody can hear it any more, as in ``mufree pretrain | head``, say no more and ask to stop."""
+        try:
+            say(*told)
+        except OSError:
+            self.report = Silent()
+            self.stop.signal = self.stop.signal or signal.SIGPIPE
 
     def _reached(self, limit: int | None) -> bool:
         return limit is not None and self.trainer.position.update >= limit
@@ -139,19 +162,28 @@ class _Session:
     def _advance(self, started: float, before: float) -> None:
         position, config = self.trainer.position, self.config
         clock = time.monotonic()
-        try:
+        with self._blowing_up():
             loss = self.trainer.advance()
-        except NonFiniteLoss as error:
-            kept = f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
-            raise NonFiniteLoss(f"{error}; {kept}. Lower the rate, or give more warmup") from None
         position.seconds = before + time.monotonic() - started
         self.run.losses["loss"] = loss
         if position.update % config.report_every == 0 or self._reached(config.update_limit):
             self._record(self._progress(loss, time.monotonic() - clock))
         if position.update % config.eval_every == 0:
             self.validate("x")
-        if position.update % config.save_every == 0:
+        if position.update % config.save_every == 0 and not self._reached(config.update_limit):
             self.save()
+
+    @contextmanager
+    def _blowing_up(self) -> Iterator[None]:
+        """Say what is left and what to do when a loss is not finite."""
+        try:
+            yield
+        except NonFiniteLoss as error:
+            advice = "Start again in another folder, with a lower lr or more warmup"
+            raise NonFiniteLoss(f"{error}; {self._kept()}. {advice}") from None
+
+    def _kept(self) -> str:
+        return f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
 
     def _progress(self, loss: float, seconds: float) -> dict[str, Any]:
         position, limit = self.trainer.position, self.config.update_limit
@@ -167,84 +199,64 @@ class _Session:
 
     def _record(self, line: Mapping[str, Any]) -> None:
         self.metrics.write(line)
-        self.report.record(line)
+        self._tell(self.report.record, line)
 
     def validate(self, *points: str) -> None:
         """Validation loss at ``x``, at ``y``, or both; one line of the metrics."""
-        losses = {f"valid_loss_{at}": self.trainer.evaluate(self.validation, at=at) for at in points}
+        if self.validated != self.trainer.position.update:
+            self.run.losses.pop("valid_loss_y", None)
+        with self._blowing_up():
+            losses = {f"valid_loss_{at}": self.trainer.evaluate(self.validation, at=at) for at in points}
         self.run.losses.update(losses)
         self.validated = self.trainer.position.update
         self._record({"update": self.validated, "tokens": self.trainer.position.tokens, **losses})
 
     def save(self) -> None:
         """Write a checkpoint, and drop the ones that are too many."""
-        position = self.trainer.position
-        facts = {
-            "position": asdict(position),
+        with self._blowing_up():
+            self.trainer.check_finite()
+        path = self.folder.checkpoint(self.trainer.position.update)
+        try:
+            save_checkpoint(path, self.prepared.model, self.prepared.optimizer, self._facts())
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}; {self._kept()}", error.filename) from error
+        self.saved = path
+        prune(path, self.config.keep)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "position": asdict(self.trainer.position),
             "losses": self.run.losses,
+            "validated": self.validated,
             "settings": asdict(self.config),
             "plan": self.prepared.plan.as_metadata(),
         }
-        self.saved = self.folder.checkpoint(position.update)
-        save_checkpoint(self.saved, self.prepared.model, self.prepared.optimizer, facts)
-        prune(self.folder.checkpoints, self.config.keep)
 
     def finish(self, stop: StopRequest) -> None:
         """Save, compare ``x`` with ``y`` unless somebody is waiting, and export ``x``."""
         position, losses = self.trainer.position, self.run.losses
         self.run.update, self.run.signal = position.update, stop.signal
-        if not stop:
+        if stop:
+            self._tell(
+                self.report.note,
+                f"stopping after update {position.update}: saving, exporting; a second time ends at once",
+            )
+        else:
             self.validate(*("y" if self.validated == position.update else "xy"))
         if self.saved != self.folder.checkpoint(position.update):
             self.save()
-        if not stop and losses["valid_loss_y"] < losses["valid_loss_x"]:
+        if "valid_loss_y" in losses and losses["valid_loss_y"] < losses["valid_loss_x"]:
             gap = losses["valid_loss_x"] - losses["valid_loss_y"]
-            self.report.note(
+            self._tell(
+                self.report.note,
                 f"y is better than the average x by {gap:.4f} nats: these are too few updates for the average. "
-                "Train on, or export y: mufree export --weights y"
+                f"Train on, or export y: mufree export {shlex.quote(str(self.folder.path))} --weights y",
             )
         self.run.export = self.export()
 
     def export(self) -> Path:
         """Export the average, so that it can be used at any moment."""
-        prepared, position = self.prepared, self.trainer.position
-        notes = {
-            "sequence": "x",
-            "position": asdict(position),
-            "losses": self.run.losses,
-            "settings": asdict(self.config),
-            "plan": prepared.plan.as_metadata(),
-            **({"recipe": self.config.recipe} if self.config.recipe else {}),
-        }
+        prepared = self.prepared
         with prepared.optimizer.averaged(prepared.model):
-            return export(
-                self.folder.export,
-                prepared.model,
-                prepared.model_config,
-                prepared.tokenizer,
-                notes=notes,
-                card=_card(prepared, position, self.run.losses),
-            )
-
-
-def _card(prepared: Prepared, position: Position, losses: Mapping[str, float]) -> str:
-    config = prepared.config
-    parameters = sum(array.size for _, array in tree_flatten(prepared.model.parameters()))
-    return model_card(
-        {
-            "name": f"{config.model_type}, width {config.width}",
-            "model_type": config.model_type,
-            "parameters": parameters,
-            "width": config.width,
-            "layers": config.layers,
-            "optimizer": prepared.plan.optimizer_name,
-            "sequence": "x, the schedule-free average",
-            "updates": position.update,
-            "tokens": position.tokens,
-            "loss": f"{losses['valid_loss_x']:.4f}" if "valid_loss_x" in losses else "not measured",
-            "data": prepared.corpus.name,
-            "base_width": config.base_width,
-            "multiplier": config.width / config.base_width,
-            "lr": config.lr,
-        }
-    )
+            config, tokenizer = prepared.model_config, prepared.tokenizer
+            return export_model(self.folder.export, prepared.model, config, tokenizer, self._facts(), weights="x")

@@ -12,6 +12,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from ..files import write_text
 
+_ROOM_FOR_A_BAR = 110
+"""Columns from which a progress bar fits beside the numbers."""
+
 
 class Reporter(Protocol):
     """Hears what a run does. Losses are nats a token."""
@@ -45,15 +48,23 @@ class Silent:
         """See :class:`Reporter`."""
 
 
+class OpenConsole(Console):
+    """A console that raises BrokenPipeError when nobody reads it any more, where rich's own ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while the error is handled."""
+        raise
+
+
 class ConsoleReporter:
     """A live line on a terminal, plain lines elsewhere.
 
     Args:
-        console: Where to write.
+        console: Where to write. What cannot be written raises OSError.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or OpenConsole()
         self._progress: Progress | None = None
         self._limit: int | None = None
         self._seen: dict[str, Any] = {}
@@ -66,10 +77,12 @@ class ConsoleReporter:
         """See :class:`Reporter`."""
         self._limit = limit
         if self.console.is_terminal:
+            roomy = self.console.width >= _ROOM_FOR_A_BAR
+            bar = (BarColumn(bar_width=20), TaskProgressColumn()) if roomy else ()
+            count = "{task.completed:.0f}" + ("/{task.total:.0f}" if limit else "")
             self._progress = Progress(
-                TextColumn("update {task.completed:.0f}" + ("/{task.total:.0f}" if limit else "")),
-                BarColumn(bar_width=20),
-                TaskProgressColumn(),
+                TextColumn(f"update {count}" if roomy else count),
+                *bar,
                 TextColumn("{task.description}"),
                 console=self.console,
                 transient=True,
@@ -125,17 +138,21 @@ class Metrics:
 
     Args:
         path: The file.
-        update: Lines of later updates are dropped first: the run goes on from here and writes them again.
+        update: Lines of later updates are dropped first: the run goes on from here and writes them again. A run that
+            starts from its beginning keeps none.
     """
 
     def __init__(self, path: Path, update: int) -> None:
-        kept = [line for line in read_metrics(path) if line["update"] <= update]
+        kept = [line for line in read_metrics(path) if line["update"] <= update] if update else []
+        self._last = kept[-1] if kept else None
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append one object."""
-        self._file.write(json.dumps(line) + "\n")
+        """Append one object, unless it is the last one once more."""
+        if line != self._last:
+            self._file.write(json.dumps(line) + "\n")
+        self._last = dict(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -143,11 +160,13 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The objects of a metrics file; a last line that was cut short is left out."""
+    """The objects of a metrics file; a line that was cut short or damaged is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         try:
-            lines.append(dict(json.loads(text)))
-        except ValueError:
-            break
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and isinstance(line.get("update"), int):
+            lines.append(line)
     return lines
