@@ -115,7 +115,22 @@ def copy_containers(tree: Any) -> Any:
 
 
 def assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
-    """Make the contents of ``target`` those of ``source``, so that a compiled step which captured it sees them."""
-    contents = {key: copy_containers(value) for key, value in source.items()}  # source may share containers with target
-    target.clear()
-    target.update(contents)
+    """Make the contents of ``target`` those of ``source``, keeping its nested containers and the order of its keys.
+
+    A compiled step that captured ``target`` then goes on from the new arrays. It knows them by their order alone, and
+    a file's order is any: with the keys of ``source`` in its own order, sums and rates would silently change places.
+    """
+    for key in [key for key in target if key not in source]:
+        del target[key]
+    for key, value in source.items():
+        target[key] = _assigned(target.get(key), value)
+
+
+def _assigned(target: Any, source: Any) -> Any:
+    if isinstance(target, dict) and isinstance(source, Mapping):
+        assign(target, source)
+        return target
+    if isinstance(target, list) and isinstance(source, list) and len(target) == len(source):
+        target[:] = [_assigned(old, new) for old, new in zip(target, source, strict=True)]
+        return target
+    return copy_containers(source)
