@@ -2,6 +2,9 @@
 
 Each group is a module in ``benches`` with ``DESCRIPTION`` and ``rows(options) -> Iterator[Row]``. The ratios are the
 result; absolute figures depend on the machine and on what else it does.
+
+One command measures all: ``python reference/bench.py --json bench.json``, with mufree installed; it takes some minutes
+and 8 GB, with ``--quick`` half a minute.
 """
 
 from __future__ import annotations
@@ -43,14 +46,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"which of {', '.join(groups())} (default: all)")
     parser.add_argument("--only", default="", help="only rows whose name contains this")
-    parser.add_argument("--millions", type=int, default=64, help="parameters of the large cases, in millions")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each pair; the medians are compared")
+    parser.add_argument("--millions", type=int, help="parameters of the large cases, in millions (default: 64)")
+    parser.add_argument("--rounds", type=int, help="rounds of each pair; the medians are compared (default: 7)")
+    parser.add_argument("--quick", action="store_true", help="4 million and 3 rounds: a look, not for the record")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the machine here")
     arguments = parser.parse_args()
     unknown = set(arguments.groups) - set(groups())
     if unknown:
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(groups())}")
-    options = Options(millions=arguments.millions, rounds=arguments.rounds, only=arguments.only)
+    millions, rounds = (4, 3) if arguments.quick else (64, 7)
+    options = Options(millions=arguments.millions or millions, rounds=arguments.rounds or rounds, only=arguments.only)
     console, rows = Console(), []
     for name in arguments.groups or groups():
         for row in importlib.import_module(f"benches.{name}").rows(options):

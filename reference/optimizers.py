@@ -16,7 +16,7 @@ import torch
 from torch.optim import _muon as torch_muon
 from transformers.optimization import Adafactor
 
-from recording import write
+from recording import Recording, write
 
 SEED, UPDATES, KEPT = 7, 200, (1, 10, 200)
 SHAPES = {"tall": (16, 10), "wide": (10, 16), "flat": (24,)}
@@ -176,8 +176,8 @@ def states(plan: dict[str, Any]) -> tuple[list[Arrays], list[Arrays]]:
         torch_muon._zeropower_via_newtonschulz = shipped
 
 
-def main() -> None:
-    """Record every case."""
+def record() -> Recording:
+    """Every case."""
     arrays, cases = {}, plans()
     for index, plan in enumerate(cases):
         single, double = states(plan)
@@ -186,9 +186,8 @@ def main() -> None:
                 arrays[f"{index}/{update}/{name}/float32"] = one[name].astype(np.float32)
                 if update == UPDATES:
                     arrays[f"{index}/{update}/{name}/float64"] = two[name]
-    about = {"plans": cases, "seed": SEED, "updates": UPDATES, "kept": KEPT, "shapes": SHAPES}
-    write("standard_optimizers", arrays, about=about, packages=("torch", "transformers", "numpy"))
+    return arrays, {"plans": cases, "seed": SEED, "updates": UPDATES, "kept": KEPT, "shapes": SHAPES}
 
 
 if __name__ == "__main__":
-    main()
+    write("standard_optimizers", record(), packages=("torch", "transformers", "numpy"))

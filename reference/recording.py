@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+Recording = tuple[Mapping[str, Any], Mapping[str, Any]]  # arrays by name, and what they are of
 DATA = Path(__file__).parent.parent / "tests" / "data"
 
 
@@ -18,8 +19,9 @@ def versions(names: Sequence[str]) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def write(name: str, arrays: Mapping[str, Any], *, about: Mapping[str, Any], packages: Sequence[str]) -> None:
-    """Write ``tests/data/<name>.npz``: the arrays, and ``about`` with versions as JSON text."""
+def write(name: str, recording: Recording, *, packages: Sequence[str]) -> None:
+    """Write ``tests/data/<name>.npz``: the arrays, and what was recorded with which versions as JSON text."""
+    arrays, about = recording
     text = json.dumps({**about, "versions": versions(packages)})
     path = DATA / f"{name}.npz"
     np.savez_compressed(path, about=np.array(text), **arrays)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import get_scheduler
 
-from recording import write
+from recording import Recording, write
 
 LR = 1e-3
 LONG = 10_000  # from this many updates on, only a hash is kept
@@ -45,6 +45,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
             for fall in ("linear", "cosine", "1-sqrt")
         ),
         {"num_decay_steps": 20, "num_stable_steps": 30, "num_cycles": 1.5},
+        {"num_decay_steps": 20, "num_stable_steps": 30, "min_lr_ratio": 0.1},
         {},
         {"num_decay_steps": 5, "decay_type": "sine"},
     ],
@@ -74,10 +75,12 @@ def rates(case: dict[str, Any]) -> np.ndarray:
     return found.astype(np.float32)
 
 
-def main() -> None:
-    """Record every case."""
+def record(longest: int | None = None) -> Recording:
+    """Every case, or those of at most ``longest`` updates."""
     arrays, recorded = {}, cases()
     for index, case in enumerate(recorded):
+        if longest is not None and case["total"] > longest:
+            continue
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -89,10 +92,8 @@ def main() -> None:
             case["sha256"] = hashlib.sha256(sequence.tobytes()).hexdigest()
         else:
             arrays[str(index)] = sequence
-    write(
-        "standard_schedules", arrays, about={"lr": LR, "cases": recorded}, packages=("torch", "transformers", "numpy")
-    )
+    return arrays, {"lr": LR, "cases": recorded}
 
 
 if __name__ == "__main__":
-    main()
+    write("standard_schedules", record(), packages=("torch", "transformers", "numpy"))

@@ -13,7 +13,7 @@ import torch
 from schedulefree.adamw_schedulefree_closure import AdamWScheduleFreeClosure
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from schedule_free_problems import gradient, start
+from schedule_free_problems import Seeds, gradient, start
 
 CLASSES = {
     "adamw": schedulefree.AdamWScheduleFree,
@@ -29,7 +29,7 @@ def run(
     updates: int,
     *,
     dtype: torch.dtype = torch.float64,
-    seed: int = 0,
+    seed: Seeds = 0,
     scales: dict[str, tuple[float, float, float]] | None = None,
     observe: Callable[[int, Sequences, dict], Any] | None = None,
 ) -> Sequences:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import Trainer, TrainingArguments
 
-from recording import write
+from recording import Recording, write
 
 UPDATES, BATCH, FEATURES, WIDTH, TARGETS, SEED = 40, 4, 8, 16, 3, 11
 KEPT = ("optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2")
@@ -83,9 +83,8 @@ def trained(x: np.ndarray, y: np.ndarray, accumulation: int, clip: float) -> tup
     return first, last, {key: value for key, value in arguments.to_dict().items() if key in KEPT}
 
 
-def main() -> None:
-    """Record the four runs."""
-    torch.set_num_threads(1)
+def record() -> Recording:
+    """The data and the four runs."""
     x, y = data()
     arrays, runs = {"x": x, "y": y}, []
     for index, (accumulation, clip) in enumerate(itertools.product((1, 2), (1.0, 0.0))):
@@ -93,9 +92,9 @@ def main() -> None:
         runs.append(arguments)
         arrays |= {f"first/{name}": value for name, value in first.items()}
         arrays |= {f"{index}/{name}": value for name, value in last.items()}
-    about = {"runs": runs, "batch": BATCH}
-    write("standard_trainer", arrays, about=about, packages=("torch", "transformers", "accelerate", "numpy"))
+    return arrays, {"runs": runs, "batch": BATCH}
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    write("standard_trainer", record(), packages=("torch", "transformers", "accelerate", "numpy"))

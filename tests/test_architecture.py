@@ -13,7 +13,7 @@ import mufree
 
 PACKAGE = Path(mufree.__file__).parent
 LAYERS = (
-    ("errors", "files"),
+    ("errors", "files", "sums"),
     ("plan", "schedules", "recipe", "mup", "schedule_free", "random_state"),
     ("build",),
     ("lm", "training"),

@@ -16,8 +16,8 @@ from typing import Any, Literal
 class Options:
     """What the command line chose."""
 
-    millions: int = 64
-    rounds: int = 7
+    millions: int
+    rounds: int
     only: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"ratio": self.ratio, "passed": self.passed}
+        return {"name": self.name, "ratio": self.ratio, "passed": self.passed} | asdict(self)
 
 
 def paired(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, warmup: int = 2) -> tuple[float, float]:

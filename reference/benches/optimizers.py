@@ -15,7 +15,7 @@ from mufree import AdamWScheduleFree
 
 from .harness import Options, Row, paired
 
-DESCRIPTION = "updates of float32 parameters"
+DESCRIPTION = "time and memory of updates"
 MIB = 2**20
 Arrays = dict[str, mx.array]
 
@@ -171,7 +171,7 @@ def rows(options: Options) -> Iterator[Row]:
     mx.set_cache_limit(4 * 2**30)
     size = f"{options.millions} M"
     yield from _speed(options, size)
-    yield from _memory(options, size)
+    yield from _memory(options)
     yield from _growth(options)
 
 
@@ -207,23 +207,23 @@ def _speed(options: Options, size: str) -> Iterator[Row]:
         yield Row(name=f"{name}, {size}", ours=a, theirs=b, limit=0.4)
 
 
-def _memory(options: Options, size: str) -> Iterator[Row]:
+def _memory(options: Options) -> Iterator[Row]:
+    millions = max(options.millions, 16)  # from 8 M on uncompiled updates are evaluated in groups
     if options.wants("state arrays"):
         yield Row(name="state arrays a float32 parameter / 2", ours=state_arrays(vectors()), theirs=2, unit="", limit=1)
     for compiled, limit in ((True, 1.0), (False, 1.5)):
         for count in (4, 64):
             name = f"extra memory {'compiled' if compiled else 'eager'} / MLX AdamW"
             if options.wants(name):
-                start, gradients = matrices(options.millions, count), matrices(options.millions, count)
+                start, gradients = matrices(millions, count), matrices(millions, count)
                 a, b = (extra_memory(make, start, gradients, compiled=compiled) for make in (ours, mlx_adamw))
-                yield Row(name=f"{name}, {size}, {count} matrices", ours=a, theirs=b, unit="MB", limit=limit)
+                yield Row(name=f"{name}, {millions} M, {count} matrices", ours=a, theirs=b, unit="MB", limit=limit)
 
 
 def _growth(options: Options) -> Iterator[Row]:
-    name = "growth 16 M to 256 M / 16"
+    sizes = options.millions / 4, options.millions * 4
+    name = f"growth {sizes[0]:g} M to {sizes[1]:g} M / 16"
     if options.wants(name):
-        small, large = (
-            stepper(ours(), matrices(millions), matrices(millions), compiled=True) for millions in (16, 256)
-        )
+        small, large = (stepper(ours(), matrices(millions), matrices(millions), compiled=True) for millions in sizes)
         a, b = paired(large, small, options.rounds)
         yield Row(name=name, ours=a / 16, theirs=b, limit=1.15)

@@ -1,4 +1,5 @@
 from . import lm as lm
+from . import studies as studies
 from . import training as training
 from .build import MuAdam as MuAdam
 from .build import MuAdamW as MuAdamW
@@ -25,6 +26,7 @@ from .mup import parametrize as parametrize
 from .plan import OptimizerPlan as OptimizerPlan
 from .plan import plan_optimizer as plan_optimizer
 from .plan import resolve_optimizer_name as resolve_optimizer_name
+from .recipe import Recipe as Recipe
 from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
 from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
 from .schedule_free import SGDScheduleFree as SGDScheduleFree

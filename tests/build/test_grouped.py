@@ -149,3 +149,37 @@ def test_a_rule_that_is_more_than_a_rule_is_refused() -> None:
     inner = Grouped([Member(optimizer=optim.SGD(0.1), paths=frozenset({"a"}))], 0.1)
     with pytest.raises(Refused, match="Grouped does more"):
         Grouped([Member(optimizer=inner, paths=frozenset({"a"}))], 0.1)
+
+
+def test_members_that_cannot_be_one_optimizer_are_refused_together() -> None:
+    """Words of the state, rates that are none, and nobody at all."""
+
+    def member(path: str, factor: float = 1.0) -> Member:
+        return Member(optimizer=optim.SGD(0.1), paths=frozenset({path}), rate_factor=factor)
+
+    wrong = [member("step.weight"), member("a", -1.0), member("b", float("nan")), member("c", float("inf"))]
+    with pytest.raises(Refused) as caught:
+        Grouped([*wrong, member("d", 0.0), member("steps")], 0.1)
+    assert [(r.field, r.code) for r in caught.value.reasons] == [
+        ("step.weight", "reserved"),
+        *((f"members[{index}].rate_factor", "out_of_range") for index in (1, 2, 3)),
+    ]
+    with pytest.raises(Refused, match="members: "):
+        Grouped([], 0.1)
+
+
+def test_members_hold_no_state_between_updates() -> None:
+    """What a compiled step leaves in them would be dead arrays of its trace."""
+    optimizer = grouped()
+    trained(optimizer, params(), 2, compiled=True)
+    assert [member.optimizer.state for member in optimizer.members] == [{}, {}]
+
+
+def test_a_fresh_state_starts_moments_anew() -> None:
+    """As in a stock optimizer: what the state given does not hold is made at the next update."""
+    optimizer = grouped()
+    trained(optimizer, params(), 2)
+    optimizer.state = {"step": mx.array(0, mx.uint64), "learning_rate": mx.array(0.1)}
+    again = params()
+    gradients = {"layers": [{"w": p["w"] - 1.0, "b": 0.5 * p["b"]} for p in again["layers"]]}
+    assert_same(optimizer.apply_gradients(gradients, again), trained(grouped(), params(), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,88 @@ def test_a_parameter_without_a_scale_is_refused() -> None:
     _, scales = prepared()
     with pytest.raises(ShapeMismatch, match="other: no scale is known"):
         MuAdam({"other": mx.ones((3,))}, scales, learning_rate=1e-2)
+
+
+class Passing(optim.AdamW):
+    """Hands everything else on, so that its base's defaults are its own."""
+
+    def __init__(self, learning_rate: float, **rest: Any) -> None:
+        super().__init__(learning_rate, **rest)
+
+
+@pytest.mark.parametrize(("given", "decay", "eps"), [({}, 0.01, 1e-8), ({"weight_decay": 0.1, "eps": 1e-4}, 0.1, 1e-4)])
+def test_a_class_that_hands_keywords_on_has_them_scaled(given: dict[str, float], decay: float, eps: float) -> None:
+    """Its decay and eps are its base's and follow the scales, given or not."""
+    model, scales = prepared()
+    optimizer = MuAdam(model, scales, impl=Passing, learning_rate=1e-2, **given)
+    rules = {path: member.optimizer for member in optimizer.members for path in member.paths}  # type: ignore[attr-defined]
+    assert rules[HIDDEN].weight_decay == pytest.approx(8 * decay)
+    assert rules[HIDDEN].eps == pytest.approx(eps / 8)
+    assert rules[INPUT].weight_decay == pytest.approx(decay)
+
+
+class OwnSGD(optim.SGD):
+    """A class of one's own of the other family."""
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "words"),
+    [
+        (MuAdam, {"impl": OwnSGD}, "OwnSGD does not divide by the gradient's size; use MuSGD"),
+        (MuAdam, {"impl": optim.AdaDelta}, "AdaDelta takes the size of its steps from eps"),
+        (MuAdam, {"impl": optim.MultiOptimizer}, "MultiOptimizer has rules of its own"),
+        (MuAdam, {"impl": "AdamW"}, "'AdamW' is no optimizer class"),
+        (MuAdam, {"impl": optim.Adam(1e-3)}, "is no optimizer class"),
+        (MuAdam, {"impl": nn.Linear}, "is no optimizer class"),
+        (MuAdamWScheduleFree, {"impl": optim.AdamW}, "AdamW is not schedule-free; use MuAdam or MuSGD"),
+        (MuAdam, {"learning_rate": mx.array([1.0, 2.0])}, r"learning_rate: has shape \(2,\)"),
+        (MuAdam, {"learning_rate": mx.array(float("nan"))}, "learning_rate: nan"),
+        (MuAdam, {"groups": "*"}, "groups: .* is no list"),
+        (MuAdam, {"learning_rate": 0.0, "groups": [{"match": "*", "learning_rate": 0.1}]}, "beside 0"),
+    ],
+)
+def test_optimizers_and_rates_that_are_none_are_refused(make: Any, settings: dict[str, Any], words: str) -> None:
+    """Subclasses go with their base; what is no class, no rate or no list is named."""
+    model, scales = prepared()
+    with pytest.raises(Refused, match=words):
+        make(model, scales, **{"learning_rate": 1e-2, **settings})
+
+
+@pytest.mark.parametrize("impl", [optim.AdamW, AdamWScheduleFree])
+def test_a_compiled_step_and_a_reload_go_on_as_one_run(impl: type[optim.Optimizer], tmp_path: Path) -> None:
+    """With groups and a schedule: six compiled updates are three, a saved state, a new optimizer and three more."""
+    _, scales = prepared()
+    rate = optim.linear_schedule(1e-2, 1e-3, 6)
+
+    def run(model: nn.Module, optimizer: optim.Optimizer, updates: int) -> None:
+        x = mx.random.normal((4, 6), key=mx.random.key(2))
+        loss = nn.value_and_grad(model, lambda model: model(x).square().mean())
+
+        @partial(mx.compile, inputs=[model.state, optimizer.state], outputs=[model.state, optimizer.state])
+        def step() -> mx.array:
+            value, gradients = loss(model)
+            optimizer.update(model, gradients)
+            return value
+
+        for _ in range(updates):
+            mx.eval(step(), model.state, optimizer.state)
+
+    def make(model: nn.Module) -> optim.Optimizer:
+        groups = [{"match": "*.bias", "weight_decay": 0.0}]
+        optimizer = MuAdam(model, scales, impl=impl, learning_rate=rate, weight_decay=0.1, groups=groups)
+        optimizer.init(model.trainable_parameters())
+        return optimizer
+
+    mx.random.seed(4)
+    straight, halves = model_at(128), model_at(128)
+    halves.update(straight.parameters())
+    run(straight, make(straight), 6)
+    first = make(halves)
+    run(halves, first, 3)
+    file = str(tmp_path / "state.safetensors")
+    mx.save_safetensors(file, dict(tree_flatten(first.state)))
+    second = make(halves)
+    second.state = tree_unflatten(list(mx.load(file).items()))
+    run(halves, second, 3)
+    one, other = (dict(tree_flatten(model.parameters())) for model in (straight, halves))
+    assert all(mx.array_equal(one[path], other[path]).item() for path in one)

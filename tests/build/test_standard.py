@@ -91,10 +91,16 @@ def test_what_was_built_says_what_was_planned(name: str) -> None:
     said = describe(build_optimizer(plan))
     assert said["learning_rate"] == plan.peak_lr
     for field in ("betas", "eps", "momentum", "weight_decay"):
-        if field in said and plan.form != "adafactor":
+        if (
+            (field in said or plan.family.schedule_free)
+            and plan.form != "adafactor"
+            and getattr(plan, field) is not None
+        ):
             assert said[field] == getattr(plan, field), field
     if plan.form in ("adamw", "adam"):
         assert said["bias_correction"] is True
+    for name, value in plan.options:
+        assert said["silent" if name == "silent_sgd_phase" else name] == value, name
     if plan.form == "adafactor":
         assert (said["relative_step"], said["scale_parameter"], said["weight_decay"]) == (False, False, 0.0)
 
@@ -168,6 +174,25 @@ def test_a_gradient_below_the_norm_is_untouched() -> None:
     assert mx.array_equal(gradients["w"], mx.array([0.3, 0.4]))
 
 
+def test_a_clipped_gradient_keeps_its_dtype() -> None:
+    """The norm is float32, and would promote the parameters."""
+    clipped = clipped_gradients({"a": mx.ones(4, mx.bfloat16), "b": mx.ones(4)}, 0.5)
+    assert [clipped[path].dtype for path in "ab"] == [mx.bfloat16, mx.float32]
+
+
+@pytest.mark.parametrize("scheduler", ["linear", {"name": "linear_schedule", "arguments": [1.0, 0.5, 9]}])
+def test_a_schedule_past_its_end(scheduler: Any) -> None:
+    """By itself it holds its last rate, or gives 0 where the plan refuses such updates."""
+    settings = {"optimizer": "sgd", "lr": 1.0, "scheduler": scheduler, "total_updates": 4}
+    held = mufree.build_lr_schedule(plan_optimizer(**settings))
+    ended = mufree.build_lr_schedule(plan_optimizer(**settings, past_end="refuse"))
+    steps = [mx.array(k, mx.uint64) for k in (3, 4, 100)]
+    last = held(steps[0]).item()
+    assert last > 0
+    assert [held(step).item() for step in steps] == [last] * 3
+    assert [ended(step).item() for step in steps] == [last, 0.0, 0.0]
+
+
 def decayed(optimizer: optim.Optimizer) -> set[str]:
     """The paths that move at zero gradient."""
     model = Model()
@@ -205,13 +230,6 @@ def test_a_mask_without_a_model_is_refused() -> None:
     with pytest.raises(Refused, match="needs it; give the model"):
         build_optimizer(plan)
     build_optimizer(plan_optimizer(optimizer="adamw", lr=0.1, decay_mask="hf"))
-
-
-def test_a_mask_that_returns_no_bool_is_refused() -> None:
-    """Truthiness would decide by accident."""
-    plan = plan_optimizer(optimizer="adamw", lr=0.1, weight_decay=0.5, decay_mask=lambda _path, _array: 1)
-    with pytest.raises(Refused, match="returned 1 for"):
-        build_optimizer(plan, Model())
 
 
 @pytest.mark.parametrize("scheduler", ["constant", "linear"])
@@ -273,6 +291,10 @@ def test_muon_refuses_what_is_no_hidden_matrix() -> None:
     with pytest.raises(Refused) as caught:
         build_optimizer(plan, Model())
     assert {r.field for r in caught.value.reasons} == paths(Model()) - {"body.weight", "head.weight"}
+    named_otherwise = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
+    with pytest.raises(Refused) as caught:
+        build_optimizer(plan, named_otherwise)
+    assert [r.field for r in caught.value.reasons] == ["layers.0.weight"]
     experts = {"experts": mx.zeros((2, 3, 4)), "lm_head": {"weight": mx.zeros((4, 4))}, "w": mx.zeros((3, 4))}
     with pytest.raises(Refused) as caught:
         build_optimizer(plan).init(experts)
@@ -288,7 +310,7 @@ def test_muon_s_decay_is_a_decay() -> None:
 
 
 def test_the_end_holds_or_is_refused() -> None:
-    """Held: the last rate. Refused: eagerly by an exception, in a compiled step by a rate of 0."""
+    """Held: the last rate. Refused: eagerly by an exception, in a compiled step by changing nothing."""
     settings = {"optimizer": "sgd", "lr": 1.0, "scheduler": "linear", "total_updates": 2}
     one = {"w": mx.ones(1)}
     held = build_optimizer(plan_optimizer(**settings))
@@ -334,7 +356,7 @@ def test_schedule_free_gets_its_own_settings() -> None:
     "named",
     [
         {"name": "cosine_decay", "arguments": [1e-4, 16, 1e-6]},
-        {"name": "linear_schedule", "arguments": [1e-4, 0.0, 16]},
+        {"name": "linear_schedule", "arguments": [1e-4, 0.0, 19]},
         {"name": "exponential_decay", "arguments": [1e-4, 0.9]},
         {"name": "step_decay", "arguments": [1e-4, 0.5, 3]},
     ],
@@ -344,6 +366,8 @@ def test_mlx_lm_s_schedules_are_mlx_lm_s_bit_for_bit(named: dict[str, Any], warm
     """The rates are those of its own builder, the floats of the plan are the same numbers, and none is negative."""
     utils = pytest.importorskip("mlx_lm.tuner.utils")
     mapping = {**named, "warmup": warmup}
+    if named["name"] == "linear_schedule" and not warmup:
+        assert utils.build_schedule(mapping)(mx.array(19, mx.uint64)).item() < 0  # what must not be taken over
     plan = plan_optimizer(optimizer="adamw", lr=1e-4, scheduler=mapping)
     ours, theirs = mufree.build_lr_schedule(plan), utils.build_schedule(mapping)
     for k in range(30):
@@ -365,3 +389,42 @@ def test_the_clip_is_torch_s_to_its_epsilon() -> None:
     """max_norm / (norm + 1e-6): a norm of 3e-6 clipped to 1e-6 is scaled by a quarter, not by a third."""
     clipped = clipped_gradients({"w": mx.array([3e-6])}, 1e-6)
     assert clipped["w"].item() == pytest.approx(3e-6 / 4, rel=NORM)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw"},
+        {"optimizer": "adamw_hf"},
+        {"optimizer": "adamax"},
+        {"optimizer": "adam", "weight_decay": 1e-9, "coupled_weight_decay": True},
+    ],
+    ids=lambda settings: settings["optimizer"],
+)
+def test_betas_of_zero_are_numbers_like_others(settings: dict[str, Any]) -> None:
+    """Nothing is averaged, and each update is the rate by the gradient's sign."""
+    optimizer = build_optimizer(plan_optimizer(lr=0.5, betas=(0.0, 0.0), **settings))
+    params = {"w": mx.zeros(2)}
+    for gradient, end in (([3.0, -2.0], [-0.5, 0.5]), ([-1.0, -4.0], [0.0, 1.0])):
+        params = optimizer.apply_gradients({"w": mx.array(gradient)}, params)
+        assert params["w"].tolist() == pytest.approx(end, abs=FLOAT32)
+
+
+def test_a_frozen_parameter_needs_no_scale() -> None:
+    """Scales are of what trains; the mask is asked about nothing else."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.layers[0].freeze()
+    scales = FakeScales("adam", layers__1__weight=FakeScale(), layers__1__bias=FakeScale(lr=0.5))
+    asked = []
+    plan = plan_optimizer(
+        optimizer="adamw", lr=0.1, weight_decay=0.5, decay_mask=lambda path, _array: asked.append(path) is None
+    )
+    optimizer = build_optimizer(plan, model, scales=scales)
+    assert sorted(path for member in optimizer.members for path in member.paths) == sorted(scales) == sorted(asked)
+
+
+@pytest.mark.parametrize("name", [name for name, built in BUILT.items() if FAMILIES[built.family].betas])
+def test_betas_that_were_given_are_said(name: str) -> None:
+    """Read back from the object, ours among them."""
+    built = build_optimizer(plan_optimizer(optimizer=name, lr=0.5, betas=(0.8, 0.95)))
+    assert describe(built)["betas"] == (0.8, 0.95)

@@ -71,6 +71,58 @@ def test_training_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert (plan["decay_mask"], plan["max_grad_norm"], plan["total_updates"]) == ("hf", 1.0, 40)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--total-updates", "60"], {"total_updates": 60, "warmup_updates": 6}),
+        (["--warmup-steps", "3"], {"warmup_updates": 3}),
+        (["--iters", "70", "--grad-accumulation-steps", "2"], {"total_updates": 35}),
+        (["--optimizer", "sgd"], {"optimizer": "SGD", "betas": None, "eps": None}),
+        (["--optimizer", "adagrad"], {"coupled_weight_decay": True, "eps": 1e-10}),
+        (["--weight-decay", "0"], {"weight_decay": 0.0}),
+        (["--max-grad-norm", "null"], {"max_grad_norm": None}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_flags_win_over_training_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str], expected: dict[str, object]
+) -> None:
+    """Under whatever name the file said it, and with what else then follows from the flag."""
+    path = tmp_path / "training_args.json"
+    path.write_text('{"max_steps": 40, "warmup_steps": 0.1, "adam_beta2": 0.98, "weight_decay": 0.1}', encoding="utf-8")
+    assert run(["plan", "--training-arguments", str(path), *flags, "--json"]) == 0
+    assert expected.items() <= json.loads(capsys.readouterr().out).items()
+
+
+def test_flags_are_read_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers that JSON does not have; words stay words."""
+    assert run(["plan", "--optimizer", "sgd", "--lr", ".5", "--momentum", "0.", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["peak_lr"], plan["momentum"]) == (0.5, 0.0)
+    assert run(["plan", "--optimizer", "null", "--lr", "nan", "--decay-mask", "true"]) == 2
+    err = capsys.readouterr().err
+    assert all(words in err for words in ("'null' is not known", "nan is not finite", "'true' is not known"))
+
+
+def test_a_flag_says_no_to_a_file_s_yes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """And replaces a file's total by its iterations."""
+    path = tmp_path / "plan.yaml"
+    path.write_text("optimizer: sgd\nlr: 1\ncoupled_weight_decay: true\ntotal_updates: 9\n", encoding="utf-8")
+    assert run(["plan", "-c", str(path), "--no-coupled-weight-decay", "--iters", "5", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["coupled_weight_decay"], plan["total_updates"]) == (False, 5)
+
+
+def test_the_readme_s_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each ``mufree plan`` line, with the status it says."""
+    readme = Path(__file__).parents[2] / "README.md"
+    lines = [line for line in readme.read_text(encoding="utf-8").splitlines() if line.startswith("mufree plan ")]
+    assert len(lines) >= 2
+    for line in lines:
+        command, _, comment = line.partition("#")
+        assert run(command.split()[1:]) == (2 if "refused" in comment else 0)
+
+
 def test_without_mlx_and_in_half_a_second() -> None:
     """The command as it is typed, arrays blocked; processor time, the least of three, since the machine may be busy."""
     block = f"import sys; sys.modules.update(dict.fromkeys({ARRAYS!r}))"

@@ -89,7 +89,7 @@ def test_wrong_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for name, content, says in (
         ("key.yaml", "widht: 128\n", "key.yaml: widht: no such option; did you mean width? The options are: "),
         ("broken.yaml", "width: [\n", "broken.yaml: is not YAML"),
-        ("list.yaml", "- width\n", "list.yaml: holds a list; write one option a line"),
+        ("list.yaml", "- width\n", "list.yaml: holds a list; write one setting a line"),
         ("type.yaml", "width: wide\n", "width: 'wide' is not a whole number"),
     ):
         (tmp_path / name).write_text(content)

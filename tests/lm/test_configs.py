@@ -106,3 +106,27 @@ def test_a_config_without_what_a_model_needs_is_refused() -> None:
         build({"model_type": "llama"})
     with pytest.raises(Refused, match="not a model type of the installed mlx-lm"):
         build({"model_type": "lama"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model_type": "qwen3_moe", "moe_intermediate_size": 32}, "model_type"),
+        ({"hidden_size": None}, "config.hidden_size"),
+        ({"hidden_size": "64"}, "config.hidden_size"),
+        ({"num_attention_heads": 0}, "config.num_attention_heads"),
+        ({"intermediate_size": [64, 64]}, "config.intermediate_size"),
+        ({"num_key_value_heads": 1.5}, "config.num_key_value_heads"),
+    ],
+)
+def test_a_config_whose_widths_are_not_known_is_refused(changes: dict[str, Any], field: str) -> None:
+    """Another architecture may have widths of other names, which would be left behind in silence."""
+    with pytest.raises(Refused) as caught:
+        at_width({**config(), **changes}, 128)
+    assert [reason.field for reason in caught.value.reasons] == [field]
+
+
+def test_a_model_type_that_is_missing_is_refused_when_built() -> None:
+    """Not a KeyError from within mlx-lm."""
+    with pytest.raises(Refused, match="model_type"):
+        build({"hidden_size": 64})

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from mup_models import flat, llama_at, mlp_at
 
@@ -67,3 +69,46 @@ def test_a_parameter_without_a_scale_lists_old_and_new_paths() -> None:
     scales = mup_scales({"w": (512, 512)}, make_base_shapes({"w": (64, 64)}, {"w": (128, 128)}))
     with pytest.raises(ShapeMismatch, match=r"v: no scale is known; scales without a parameter: w"):
         param_groups({"v": (512, 512)}, scales, learning_rate=0.01)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"match": "*"}, "is no list of groups"),
+        ("*", "is no list of groups"),
+        (["*"], "is no list of groups"),
+        ([{}], r"groups\[0\]: has no 'match'"),
+        ([{"match": 3}], r"groups\[0\]: has no 'match'"),
+        ([{"match": ["*", None]}], r"groups\[0\]: has no 'match'"),
+        ([{"match": "*", "learning_rate": -1.0}], r"groups\[0\]\.learning_rate: -1\.0"),
+        ([{"match": "*", "weight_decay": None}], r"groups\[0\]\.weight_decay: None"),
+        ([{"match": "*"}, {"match": "*.norm.weight"}], r"groups\[1\]: .* only what earlier groups have taken"),
+    ],
+)
+def test_groups_that_are_none_are_refused(groups: Any, words: str) -> None:
+    """Other forms, no match, no numbers, and a group to which earlier ones leave nothing."""
+    model = llama_at(512)
+    with pytest.raises(Refused, match=words):
+        param_groups(model, mup_scales(model, SHAPES), learning_rate=0.01, groups=groups)
+
+
+@pytest.mark.parametrize("settings", [{"learning_rate": float("nan")}, {"weight_decay": -0.1}, {"eps": "1e-8"}])
+def test_numbers_that_are_none_are_refused(settings: dict[str, Any]) -> None:
+    """By name."""
+    model = llama_at(512)
+    with pytest.raises(Refused, match=f"{next(iter(settings))}: .* finite number"):
+        param_groups(model, mup_scales(model, SHAPES), **{"learning_rate": 0.01, **settings})
+
+
+def test_scales_that_are_none_are_refused() -> None:
+    """A plain dict does not say for which optimizers it was made."""
+    model = llama_at(512)
+    with pytest.raises(Refused, match="dict holds no scales"):
+        param_groups(model, dict(mup_scales(model, SHAPES)), learning_rate=0.01)  # type: ignore[arg-type]
+
+
+def test_an_error_in_a_users_function_comes_out_as_it_is() -> None:
+    """It is the user's own code."""
+    model = llama_at(512)
+    with pytest.raises(ZeroDivisionError):
+        param_groups(model, mup_scales(model, SHAPES), learning_rate=0.01, groups=[{"match": lambda *_: 1 / 0}])

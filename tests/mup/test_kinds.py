@@ -5,7 +5,7 @@ import mlx.nn as nn
 import pytest
 from mup_models import llama_at
 
-from mufree import Refused, make_base_shapes, mup_scales
+from mufree import BaseShapes, Refused, make_base_shapes, mup_scales
 
 
 class Odd(nn.Module):
@@ -76,3 +76,43 @@ def test_without_base_shapes_nothing_is_scaled() -> None:
     """Missing base shapes are refused with what to do."""
     with pytest.raises(Refused, match="make_base_shapes"):
         mup_scales(llama_at(128), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("letters", ["..", "o.", ".i"])
+def test_letters_may_not_pass_over_a_width(letters: str) -> None:
+    """A dot is for an axis that does not scale."""
+    with pytest.raises(Refused, match="neither fan-in nor fan-out by its letter and must not scale"):
+        mup_scales(odd(512), make_base_shapes(odd(64), odd(128)), overrides={"*.kernel": letters})
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.again = self.first
+
+
+def test_one_module_under_two_names_is_one_parameter() -> None:
+    """MLX keeps it so through updates: what the last name is given, the other has."""
+    scales = mup_scales(Twice(512), make_base_shapes(Twice(64), Twice(128)))
+    assert scales["first.weight"] == scales["again.weight"]
+
+
+def test_a_model_without_parameters_matches_no_pattern() -> None:
+    """And says so."""
+    with pytest.raises(Refused, match="'x' matches no parameter; there is none"):
+        mup_scales(nn.ReLU(), BaseShapes({}), overrides={"x": "hidden"})
+
+
+def test_an_array_that_is_no_parameter_is_told_what_to_do() -> None:
+    """Whole numbers cannot be trained."""
+
+    def make(width: int) -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, width))
+        model.layers[0].ids = mx.arange(4)
+        return model
+
+    with pytest.raises(Refused, match=r"ids: .* freeze its module, or .* a leading underscore"):
+        mup_scales(make(128), make_base_shapes(make))

@@ -147,9 +147,9 @@ def make(width):
         model_type="llama", hidden_size=width, num_hidden_layers=32, intermediate_size=width * 7 // 2,
         num_attention_heads=width // 128, num_key_value_heads=width // 512, head_dim=128, rms_norm_eps=1e-5,
         vocab_size=128256, tie_word_embeddings=False))
-start = time.perf_counter()
+start = time.process_time()  # a busy machine has a slow clock
 scales = mup_scales(make(4096), make_base_shapes(make, base_width=512))
-took = time.perf_counter() - start
+took = time.process_time() - start
 status = pathlib.Path("/proc/self/status")
 if status.exists():  # ru_maxrss would count the test process that this one was forked from
     peak = int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
@@ -160,3 +160,78 @@ assert took < {SECONDS}, took
 assert peak < {MEGABYTES}, peak
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class ByWeight(Tied):
+    """Its head multiplies with the embedding's weight itself."""
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self.norm0(self.layers[0](self.tokens(tokens))) @ self.tokens.weight.T
+
+
+class Inherited(ByWeight):
+    """Its forward pass is its base's."""
+
+
+class Alias(nn.Module):
+    """The head is the embedding under another name."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(20, width)
+        self.layers = [nn.Linear(width, width)]
+        self.norm = nn.RMSNorm(width)
+        self.head = self.tokens
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self.head.as_linear(self.norm(self.layers[0](self.tokens(tokens))))
+
+
+@pytest.mark.parametrize("kind", [ByWeight, Inherited, Alias])
+def test_other_ways_to_tie_are_found_too(kind: type[nn.Module]) -> None:
+    """A head that is not found would have no 1/m, and nothing would say so."""
+    scales = mup_scales(kind(512), make_base_shapes(kind, base_width=64))
+    assert scales.readout.way == "tied head"
+    assert scales.readout.share == 1 / 8
+    assert len(scales.readout.gains) == 1
+
+
+def test_a_head_that_takes_its_own_weight_is_not_tied() -> None:
+    """Nor is an embedding whose weight is looked up or asked its dtype."""
+
+    class Own(Tied):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.head = nn.Linear(width, 3)
+
+        def __call__(self, tokens: mx.array) -> mx.array:
+            h = self.tokens(tokens) + self.tokens.weight[:1]
+            h = self.norm0(self.layers[0](h.astype(self.tokens.weight.dtype)))
+            return h @ self.head.weight.T
+
+    scales = mup_scales(Own(512), make_base_shapes(Own, base_width=64))
+    assert scales.readout.heads == ("head.weight",)
+
+
+def test_a_trained_norms_bias_does_not_look_like_one_plus_w() -> None:
+    """What a norm adds to its gain is told apart from what it adds to its output: the gain decays."""
+    model = Tied(512, kind=nn.LayerNorm)
+    model.norm0.bias = mx.full((512,), 0.3)
+    scales = mup_scales(model, shapes_of(kind=nn.LayerNorm))
+    assert scales["norm0.weight"].weight_decay == 8
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [("norn*", "'norn\\*' matches no parameter"), ("layers.0.weight", "layers.0.weight: has shape")],
+)
+def test_a_readout_gain_that_is_none_is_refused(pattern: str, words: str) -> None:
+    """A pattern that matches nothing, or a matrix."""
+    with pytest.raises(Refused, match=words):
+        mup_scales(Tied(512), shapes_of(), readout_gain=pattern)
+
+
+def test_a_readout_gain_for_an_untied_head_is_refused() -> None:
+    """It would do nothing."""
+    with pytest.raises(Refused, match="none is tied here"):
+        mup_scales(llama_at(512), make_base_shapes(llama_at(64), llama_at(128)), readout_gain="model.norm.*")

@@ -98,12 +98,29 @@ def test_a_missing_delta_is_refused() -> None:
         make_base_shapes(BASE)
 
 
-@pytest.mark.parametrize("text", ["- 1\n- 2\n", "w: [1, x]\n", "w: 3\n", "w: [0]\n", "w: [true]\n"])
-def test_a_file_that_is_no_base_shapes_is_refused(tmp_path: Path, text: str) -> None:
-    """Only lists of whole numbers above 0 and null, by path."""
-    (tmp_path / "bad.bsh").write_text(text)
-    with pytest.raises(Refused, match="bsh"):
-        BaseShapes.load(tmp_path / "bad.bsh")
+FORWARD = "# Forward multipliers of the base model: "
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"- 1\n- 2\n", "holds no mapping"),
+        (b"", "holds no mapping"),
+        *[(f"w: {bad}\n".encode(), "w: .* is no list") for bad in
+          ("[1, x]", "3", "[0]", "[-3]", "[true]", "[3.0]", "[[3]]")],
+        (b"w: [1, 2\n v: {", "is no .bsh file: while parsing"),
+        (b"\xff\xfe\x00", "is no .bsh file: 'utf-8' codec"),
+        (b"w: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        (f"{FORWARD}{{bad\nw: [3]\n".encode(), "line of forward multipliers is damaged"),
+        *[(f"{FORWARD}{bad}\nw: [3]\n".encode(), "not finite numbers above 0") for bad in
+          ("[1]", '{"readout": "x"}', '{"readout": NaN}', '{"readout": 0}', '{"readout": true}')],
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_base_shapes_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    """Only lists of whole numbers above 0 and null, by path; in the comment only numbers above 0."""
+    (tmp_path / "bäd.bsh").write_bytes(content)
+    with pytest.raises(Refused, match=words):
+        BaseShapes.load(tmp_path / "bäd.bsh")
 
 
 def test_axes_are_reordered_by_path() -> None:
@@ -112,3 +129,24 @@ def test_axes_are_reordered_by_path() -> None:
     assert dict(shapes.reordered({"c": (0, 2, 3, 1)})) == {"c": (64, None, None, 32), "w": (64, None)}
     with pytest.raises(Refused, match=r"(?s)is not among.*no order of its 4 axes"):
         shapes.reordered({"x": (0,), "c": (0, 1, 2, 2)})
+
+
+@pytest.mark.parametrize("width", [0, -64, 64.0, "64", True, None])
+def test_a_base_width_that_is_none_is_refused(width: object) -> None:
+    """Before the factory is called with it."""
+    with pytest.raises(Refused, match=r"base_width: .* give a whole number above 0"):
+        make_base_shapes(lambda width: {"w": (width, 3)}, base_width=width)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", [3, None, (3, 4), [], {}])
+def test_what_has_no_parameters_is_no_model(model: object) -> None:
+    """A number, a bare shape, an empty tree, or a factory that returns nothing."""
+    with pytest.raises(Refused, match="has no parameters"):
+        make_base_shapes(lambda _: model)
+
+
+def test_base_shapes_are_no_model() -> None:
+    """They are used as they are."""
+    shapes = make_base_shapes(BASE, DELTA)
+    with pytest.raises(Refused, match="is BaseShapes already"):
+        make_base_shapes(shapes, DELTA)

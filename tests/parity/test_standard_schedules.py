@@ -55,10 +55,11 @@ def test_every_rate_is_transformers_bit_for_bit(case: tuple[int, dict[str, Any]]
     assert np.array_equal(rates(planned(settings), compiled=compiled), DATA[str(index)])
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("case", LONG, ids=label)
-def test_long_runs_too(case: tuple[int, dict[str, Any]]) -> None:
+def test_long_runs_too(case: tuple[int, dict[str, Any]], compiled: bool) -> None:
     """100,000 updates, compared by their hash."""
-    sequence = rates(planned(case[1]), compiled=False)
+    sequence = rates(planned(case[1]), compiled=compiled)
     assert hashlib.sha256(sequence.tobytes()).hexdigest() == case[1]["sha256"]
 
 

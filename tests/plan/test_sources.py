@@ -1,13 +1,18 @@
-"""Settings from files: what a transformers run means, and our own YAML."""
+"""What a transformers run's settings mean."""
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mufree import OptimizerPlan, Refused, plan_optimizer
-from mufree.plan.sources import from_training_arguments, read_file
+from mufree.plan.files import read_file
+from mufree.plan.names import BUILT, UNBUILT
+from mufree.plan.sources import from_training_arguments
 
 
 def planned(total: int | None = 100, **arguments: object) -> OptimizerPlan:
@@ -55,6 +60,15 @@ def test_coupled_decay_where_torch_couples_it() -> None:
     assert not planned(optim="adamw_torch", weight_decay=0.1).coupled_weight_decay
 
 
+def test_what_older_versions_and_the_object_itself_hold_is_read() -> None:
+    """The flag that transformers 4 had for adafactor, and enumeration members where JSON has their values."""
+    assert planned(optim="sgd", adafactor=True).optimizer_name == "Adafactor"
+    assert planned(optim="sgd", adafactor=False).optimizer_name == "SGD"
+    names = Enum("Names", {"SGD": "sgd", "COSINE": "cosine"})
+    plan = planned(optim=names.SGD, lr_scheduler_type=names.COSINE)
+    assert (plan.optimizer_name, plan.scheduler) == ("SGD", "cosine")
+
+
 def test_no_clipping_is_zero_there() -> None:
     """And None here."""
     assert planned(max_grad_norm=0).max_grad_norm is None
@@ -87,6 +101,12 @@ def test_options_of_the_schedule_may_be_json_text() -> None:
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"lr_scheduler_type": "greedy"}, "scheduler"),
         ({"lr_scheduler_kwargs": "{"}, "lr_scheduler_kwargs"),
+        ({"max_steps": "40"}, "max_steps"),
+        ({"max_steps": float("nan")}, "total_updates"),
+        ({"learning_rat": 1e-3}, "learning_rat"),
+        ({"max_grad_norms": 0.5}, "max_grad_norms"),
+        ({"deepspeed": {"optimizer": {"type": "Adam"}}}, "deepspeed"),
+        ({"deepspeed": "ds.json"}, "deepspeed"),
     ],
 )
 def test_what_a_plan_cannot_hold_is_refused(arguments: dict[str, object], field: str) -> None:
@@ -96,13 +116,16 @@ def test_what_a_plan_cannot_hold_is_refused(arguments: dict[str, object], field:
     assert [reason.field for reason in caught.value.reasons] == [field]
 
 
+def real_arguments() -> Any:
+    """The class itself."""
+    for package in ("torch", "accelerate"):
+        pytest.importorskip(package)
+    return pytest.importorskip("transformers").TrainingArguments
+
+
 def test_a_real_training_arguments_file_is_read(tmp_path: Path) -> None:
     """What transformers itself writes."""
-    pytest.importorskip("torch")
-    pytest.importorskip("accelerate")
-    from transformers import TrainingArguments
-
-    arguments = TrainingArguments(
+    arguments = real_arguments()(
         output_dir=str(tmp_path), max_steps=40, warmup_steps=0.25, weight_decay=0.1, optim="adamw_torch", use_cpu=True
     )
     path = tmp_path / "arguments.json"
@@ -111,18 +134,27 @@ def test_a_real_training_arguments_file_is_read(tmp_path: Path) -> None:
     assert (plan.total_updates, plan.warmup_updates, plan.weight_decay) == (40, 10, 0.1)
 
 
-def test_yaml_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
-    """PyYAML makes strings of ``1e-3``."""
-    path = tmp_path / "plan.yaml"
-    path.write_text("lr: 1e-3\neps: 1.5E-8\noptimizer: adamw\nbetas: [0.9, .95]\n", encoding="utf-8")
-    assert read_file(path) == {"lr": 1e-3, "eps": 1.5e-8, "optimizer": "adamw", "betas": [0.9, 0.95]}
+def test_no_real_field_is_taken_for_a_misspelling() -> None:
+    """Every field there is, at its default; a DeepSpeed configuration without a say in the optimizer too."""
+    real = {field.name: field.default for field in fields(real_arguments()) if field.default is not MISSING}
+    assert len(real) > 90
+    assert planned(**{**real, "deepspeed": {"zero_optimization": {}}}).optimizer_name == "AdamW"
 
 
-@pytest.mark.parametrize("text", ["- 1\n", "", "a: [", "{"])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
-    """By its name."""
-    for suffix in (".yaml", ".json"):
-        path = tmp_path / f"plan{suffix}"
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(Refused, match="plan"):
-            read_file(path)
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "polynomial", "inverse_sqrt"])
+def test_every_real_name_is_planned_or_refused_for_itself(schedule: str, tmp_path: Path) -> None:
+    """All 41, with a decay and Adam's settings beside those that read neither."""
+    real = real_arguments()
+    names = sorted(item.value for item in pytest.importorskip("transformers.training_args").OptimizerNames)
+    settings = {"weight_decay": 0.1, "adam_beta2": 0.98, "warmup_steps": 3, "max_steps": 50, "use_cpu": True}
+    base = real(output_dir=str(tmp_path), lr_scheduler_type=schedule, report_to=[], **settings).to_dict()
+    for name in names:
+        try:
+            plan = plan_optimizer(**from_training_arguments({**base, "optim": name}))
+        except Refused as refused:
+            fields_ = {reason.field for reason in refused.reasons}
+            assert fields_ <= {"optimizer", "scheduler", "warmup_steps"}, name
+            assert name in UNBUILT or BUILT[name].family.startswith("schedule_free"), name
+            continue
+        assert (plan.weight_decay, plan.warmup_updates, plan.max_grad_norm, plan.decay_mask) == (0.1, 3, 1.0, "hf")
+        assert plan.betas in (None, (0.9, 0.98))

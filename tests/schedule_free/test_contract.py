@@ -35,8 +35,11 @@ def test_structure_and_dtype_are_kept(make, dtype) -> None:
     """Dicts, lists and tuples of arrays in and out, after 1 and 10 updates; state is in the working precision."""
     params = {"first": [ones((3, 2), dtype), ones((2,), dtype)], "second": (ones((1,), dtype), {"w": ones((), dtype)})}
     optimizer = make()
+    optimizer.init(params)
+    begun = {path: leaf.dtype for path, leaf in tree_flatten(optimizer.state)}
     for _ in range(10):
         params = optimizer.apply_gradients(tree_map(mx.ones_like, params), params)
+        assert {path: leaf.dtype for path, leaf in tree_flatten(optimizer.state)} == begun
         assert isinstance(params["second"], tuple)
         assert all(leaf.dtype == dtype for _, leaf in tree_flatten(params))
     assert isinstance(optimizer.state["second"], tuple)
@@ -94,6 +97,80 @@ def test_parameterless_layers(make) -> None:
     assert optimizer.step.item() == 1
 
 
+def test_empty_arrays_and_containers(make) -> None:
+    """Through eager and compiled updates, averages and files."""
+    tree = {"none": mx.zeros((0, 3)), "a": [], "b": {}, "c": (), "w": [{}, ones((2,)), []]}
+    optimizer = make()
+    params = optimizer.apply_gradients(tree, tree)
+    step = mx.compile(lambda p: optimizer.apply_gradients(p, p), inputs=optimizer.state, outputs=optimizer.state)
+    params = step(params)
+    other = make()
+    other.state = tree_unflatten([(path, mx.array(a)) for path, a in tree_flatten(optimizer.state)])
+    here, there = optimizer.apply_gradients(params, params), other.apply_gradients(params, params)
+    assert here["w"][1].tolist() == there["w"][1].tolist()
+    average = optimizer.average(here)
+    assert (average["none"].shape, average["a"], average["c"]) == ((0, 3), [], ())
+
+
+@pytest.mark.parametrize("rate", [mx.array([0.1]), lambda _: mx.array([0.1])], ids=["array", "schedule"])
+def test_the_rates_axis_stays_out_of_the_parameters(rate) -> None:
+    """A parameter without axes keeps none."""
+    optimizer = AdamWScheduleFree(rate)
+    params = {"w": ones(())}
+    for _ in range(2):
+        params = optimizer.apply_gradients(params, params)
+    assert params["w"].shape == optimizer.state["w"]["z"].shape == optimizer.scheduled_lr.shape == ()
+
+
+@pytest.mark.parametrize("step", [2**24 + 1, 10**9, 2**40, 2**62])
+def test_after_very_many_updates(make, step) -> None:
+    """Counted exactly, and nothing overflows."""
+    optimizer, params = make(), {"w": ones((3,))}
+    params = optimizer.apply_gradients(params, params)
+    optimizer.state["step"] = mx.array(step, mx.uint64)
+    for _ in range(2):
+        params = optimizer.apply_gradients(params, params)
+    assert optimizer.step.item() == step + 2
+    assert all(mx.isfinite(a).all().item() for _, a in tree_flatten([params, optimizer.state]))
+
+
+def test_a_schedule_that_fails_changes_nothing() -> None:
+    """Not even by the state of a parameter that would have joined."""
+
+    def schedule(step):
+        if step.item() == 2:
+            raise KeyError
+        return 0.1
+
+    optimizer, params = AdamWScheduleFree(schedule), {"a": ones((2,)), "b": ones((2,))}
+    for _ in range(2):
+        optimizer.apply_gradients({"a": params["a"]}, params)
+    before = [(path, a.tolist()) for path, a in tree_flatten(optimizer.state)]
+    with pytest.raises(KeyError):
+        optimizer.apply_gradients(params, params)
+    assert [(path, a.tolist()) for path, a in tree_flatten(optimizer.state)] == before
+
+
+def test_two_forms_of_x_in_a_multi_optimizer() -> None:
+    """at_y of one around at_y of the other: each shifts its own parameters; the average is that of the y forms."""
+    from mufree import averaged
+
+    finals = []
+    for holds in "xy":
+        mx.random.seed(1)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        children = [AdamWScheduleFree(0.05, model_holds=holds), SGDScheduleFree(0.05, model_holds=holds)]
+        both = optim.MultiOptimizer(children, [lambda _, w: w.ndim == 2])
+        both.init(model.trainable_parameters())
+        loss = lambda model, x: (model(x) ** 2).mean()  # noqa: E731
+        gradient = nn.value_and_grad(model, children[0].at_y(children[1].at_y(loss)) if holds == "x" else loss)
+        for k in range(10):
+            both.update(model, gradient(model, mx.random.normal((4, 3), key=mx.random.key(k)))[1])
+        with averaged(both, model):
+            finals.append({path: np.array(a) for path, a in tree_flatten(model.parameters())})
+    assert max(np.abs(finals[0][path] - finals[1][path]).max() for path in finals[0]) < 1e-5  # float32, 10 updates
+
+
 def quadratic(params):
     return sum((leaf**2).sum() for _, leaf in tree_flatten(params)) / 2
 
@@ -149,6 +226,8 @@ def test_gradients_and_parameters_are_untouched(make) -> None:
     """Gradients can be used again; z is a copy, so writing to a parameter leaves it alone."""
     optimizer, params, gradients = make(), {"w": ones((3,))}, {"w": mx.array([1.0, 2.0, 3.0])}
     optimizer.init(params)
+    mx.eval(params, optimizer.state)
+    np.array(params["w"], copy=False)[0] = 9  # into its memory, which z must not share
     params["w"][0] = 9
     assert optimizer.state["w"]["z"].tolist() == [1.0, 1.0, 1.0]
     optimizer.apply_gradients(gradients, params)

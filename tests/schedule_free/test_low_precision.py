@@ -31,6 +31,20 @@ def test_small_updates_are_not_lost(holds, dtype) -> None:
     assert optimizer.average(held)["w"].item() == mx.array(x).astype(dtype).item()
 
 
+def test_at_y_starts_from_the_float32_weights() -> None:
+    """y is x + (1−β1)·(z − x) of the state, rounded once; from the model's bfloat16 x it would be rounded twice."""
+    optimizer = AdamWScheduleFree(learning_rate=0.05, betas=(0.6, 0.999), model_holds="x")
+    held = {"w": mx.linspace(-2, 2, 500).astype(mx.bfloat16)}
+    for k in range(4):
+        held = optimizer.apply_gradients({"w": mx.random.normal((500,), key=mx.random.key(k))}, held)
+    seen = []
+    optimizer.at_y(seen.append)(held)
+    x, z = (optimizer.state["w"][name] for name in "xz")
+    y, twice = (a + 0.4 * (z - a) for a in (x, held["w"].astype(mx.float32)))
+    assert seen[0]["w"].tolist() == y.astype(mx.bfloat16).tolist()
+    assert seen[0]["w"].tolist() != twice.astype(mx.bfloat16).tolist()
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-7, 1e-4, 1.0, 6e4])
 @pytest.mark.parametrize("masters", [True, False])
 @pytest.mark.parametrize("dtype", HALF)

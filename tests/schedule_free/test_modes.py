@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from test_adamw import batch, bits, flat, loss, make, network, train
 from test_adamw import test_compiled_updates_while_the_model_holds_x_are_undone as undone
 
@@ -92,6 +93,11 @@ def test_partial_trees_are_refused(trained) -> None:
     with pytest.raises(Refused) as refused:
         optimizer.eval(model.layers[0])
     assert {reason.field for reason in refused.value.reasons} == set(flat(model))
+    first = {"layers": [model.layers[0].parameters()]}
+    for switch in (optimizer.eval, lambda tree: optimizer.averaged(tree).__enter__()):
+        with pytest.raises(Refused) as refused:
+            switch(first)
+        assert {reason.field for reason in refused.value.reasons} == {"layers.2.weight", "layers.2.bias"}
     with pytest.raises(Refused):
         optimizer.average(model.layers[0].parameters())
     with pytest.raises(Refused, match="shape"):
@@ -106,6 +112,95 @@ def test_another_model_at_train(trained) -> None:
     with pytest.raises(Refused, match="not the one"):
         optimizer.train(network())
     optimizer.train(model)
+
+
+def test_another_model_while_one_holds_x(trained) -> None:
+    """It would be evaluated at y without a word."""
+    model, optimizer = trained
+    other = copy.deepcopy(model)
+    optimizer.eval(model)
+    with pytest.raises(Refused, match="not the one"):
+        optimizer.eval(other)
+    with pytest.raises(Refused, match="not the one"), optimizer.averaged(other):
+        pass
+    optimizer.train(model)
+
+
+def test_train_inside_an_averaged_block(trained) -> None:
+    """Refused, in place of a block whose rest is at y; the block still ends with the very same y."""
+    model, optimizer = trained
+    y = flat(model)
+    with optimizer.averaged(model):
+        x = bits(model.parameters())
+        with pytest.raises(Refused, match="leave the block"):
+            optimizer.train(model)
+        assert bits(model.parameters()) == x
+    assert all(a is y[path] for path, a in flat(model).items())
+    train(model, optimizer, 1, compiled=False)
+
+
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_a_block_left_early(trained, end) -> None:
+    """A generator that is closed within, and an exit of the interpreter: y is back."""
+    model, optimizer = trained
+    y = flat(model)
+
+    def within():
+        with optimizer.averaged(model):
+            yield
+            raise SystemExit
+
+    block = within()
+    next(block)
+    if end == "close":
+        block.close()
+    else:
+        with pytest.raises(SystemExit):
+            next(block)
+    assert not optimizer.holds_average
+    assert all(a is y[path] for path, a in flat(model).items())
+
+
+def test_a_module_in_two_places(trained) -> None:
+    """Two paths, one array: switching there and back is no replacement of weights."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.second = self.first
+
+        def __call__(self, x):
+            return self.second(mx.tanh(self.first(x)))
+
+    model, optimizer = Twice(), make()
+    gradient = nn.value_and_grad(model, lambda model: (model(batch(0)) ** 2).mean())
+    for _ in range(5):
+        optimizer.update(model, gradient(model)[1])
+    y = model.first.weight
+    z = optimizer.state["second"]["weight"]["z"]
+    with optimizer.averaged(model):
+        assert np.allclose(model.first.weight, (y - 0.1 * z) / 0.9, atol=1e-6)
+    assert model.first.weight is y
+    optimizer.eval(model)
+    optimizer.train(model)
+    assert model.first.weight is y
+
+
+def test_trees_of_tuples() -> None:
+    """A tuple cannot be written to and is replaced, at any depth, by updates, switches and conversions."""
+    optimizer = make()
+    tree = {"t": (mx.ones((2,)), {"w": mx.ones((1,))}, [(mx.ones((1,)),)])}
+    for _ in range(3):
+        optimizer.update(tree, tree_map(mx.ones_like, tree))
+    assert all((a < 1).all().item() for _, a in tree_flatten(tree))
+    before, x = bits(tree), bits(optimizer.average(tree))
+    assert x != before
+    with optimizer.averaged(tree):
+        assert bits(tree) == x
+    assert bits(tree) == before
+    optimizer.convert(tree, "x")
+    assert bits(tree) == x
 
 
 @pytest.mark.parametrize("discard", [False, True])
@@ -140,6 +235,17 @@ def test_loading_a_state_in_eval_mode_is_refused(trained) -> None:
     optimizer.eval(model)
     with pytest.raises(Refused, match="the state was set"):
         optimizer.state = dict(optimizer.state)
+    optimizer.train(model)
+
+
+def test_a_conversion_in_eval_mode_is_refused(trained) -> None:
+    """The model holds x only for the time being."""
+    model, optimizer = trained
+    optimizer.eval(model)
+    before = bits(optimizer.state)
+    with pytest.raises(Refused, match="a conversion was asked for"):
+        optimizer.convert(model, "x")
+    assert bits(optimizer.state) == before
     optimizer.train(model)
 
 

@@ -7,7 +7,9 @@ import math
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+import numpy as np
 import pytest
+from mlx.utils import tree_flatten, tree_unflatten
 from test_equations import Family
 
 from mufree import AdamWScheduleFree, RAdamScheduleFree, Refused, SGDScheduleFree, averaged
@@ -43,14 +45,18 @@ def fields(refused) -> set[str]:
         ({"warmup_steps": 0.03}, "warmup_steps"),
         ({"warmup_steps": -1}, "warmup_steps"),
         ({"warmup_steps": True}, "warmup_steps"),
+        ({"warmup_steps": 10**30}, "warmup_steps"),
+        ({"weight_decay": 10**400}, "weight_decay"),
         ({"r": -1.0}, "r"),
         ({"r": 9.0}, "r"),
         ({"weight_lr_power": -1.0}, "weight_lr_power"),
         ({"weight_lr_power": 20.0}, "weight_lr_power"),
+        ({"learning_rate": 1e3, "r": 4.0}, "weight_lr_power"),  # 2e40 after ten million updates
         ({"model_holds": "z"}, "model_holds"),
         ({"scales": Family("sgd", {"w": (1.0, 1.0, 1.0)})}, "scales"),
         ({"scales": {"w": 1.0}}, "scales"),
         ({"scales": Family("adam", {"w": (math.nan, 1.0, 1.0)})}, "scales['w'].lr"),
+        ({"scales": Family("adam", {"w": (1.0, "1", 1.0)})}, "scales['w'].eps"),
     ],
 )
 def test_a_setting_out_of_range(settings, field) -> None:
@@ -162,6 +168,63 @@ def test_a_state_of_the_other_form() -> None:
         AdamWScheduleFree().state = held.state
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("schedule_free.weight_sum", lambda a: a.reshape(1)),
+        ("schedule_free.c", lambda a: a.astype(mx.bfloat16)),
+        ("learning_rate", lambda _: mx.array([0.1, 0.2])),
+        ("step", lambda a: a.astype(mx.float32)),
+    ],
+)
+def test_a_state_with_another_scalar(name, wrong) -> None:
+    """Its axis would go into parameters that have none, its precision into every average."""
+    optimizer = AdamWScheduleFree()
+    optimizer.init(dict(W))
+    state = {path: wrong(a) if path == name else a for path, a in tree_flatten(optimizer.state)}
+    with pytest.raises(CheckpointError) as refused:
+        AdamWScheduleFree().state = tree_unflatten(list(state.items()))
+    assert fields(refused) == {name}
+
+
+@pytest.mark.parametrize("state", [None, [], {}, {"step": 1}, 3])
+def test_a_state_that_is_none(state) -> None:
+    """Refused, and the old one is kept."""
+    optimizer = AdamWScheduleFree()
+    optimizer.init(dict(W))
+    with pytest.raises(CheckpointError):
+        optimizer.state = state
+    optimizer.apply_gradients(dict(W), dict(W))
+
+
+def test_a_loaded_state_whose_gap_shows_late() -> None:
+    """The first update had no gradient for the leaf that lacks its z."""
+    held = {"a": mx.ones((2,)), "b": mx.ones((2,))}
+    optimizer, other = AdamWScheduleFree(), AdamWScheduleFree()
+    optimizer.init(held)
+    other.state = tree_unflatten([(path, a) for path, a in tree_flatten(optimizer.state) if path != "b.z"])
+    other.apply_gradients({"a": held["a"]}, held)
+    with pytest.raises(CheckpointError) as refused:
+        other.apply_gradients(held, held)
+    assert fields(refused) == {"b.z"}
+    assert other.step.item() == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [(lambda w: w[:1], "w.z"), (lambda w: w.astype(mx.bfloat16), "w.y"), (lambda w: w.astype(mx.float64), "w.z")],
+)
+def test_a_parameter_that_has_changed_since(changed, field) -> None:
+    """Another shape would broadcast; half precision would train without its float32 weights."""
+    optimizer, held = AdamWScheduleFree(), {"w": mx.ones((3,))}
+    held = optimizer.apply_gradients(held, held)
+    now = {"w": changed(held["w"])}
+    with pytest.raises(CheckpointError) as refused:
+        optimizer.apply_gradients(now, now)
+    assert field in fields(refused)
+    assert optimizer.step.item() == 1
+
+
 def test_averaged_without_a_schedule_free_optimizer() -> None:
     """There is no average then."""
     with pytest.raises(Refused, match="no schedule-free optimizer"), averaged(optim.SGD(0.1), nn.Linear(2, 2)):
@@ -180,6 +243,18 @@ def test_the_learning_rate_setter() -> None:
     with pytest.raises(Refused):
         optimizer.learning_rate = -1.0
     assert optimizer.learning_rate.item() == 0.5
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("gradients", [None, [], mx.ones((2,)), {"w": 1.0}, {"w": np.ones(2)}, {"w": [1.0, 2.0]}])
+def test_gradients_that_are_no_arrays(gradients, started) -> None:
+    """NumPy's too: it would fail only after the scalars had moved on."""
+    optimizer = AdamWScheduleFree()
+    if started:
+        optimizer.init(dict(W))
+    with pytest.raises(Refused):
+        optimizer.apply_gradients(gradients, dict(W))
+    assert optimizer.step.item() == 0
 
 
 @pytest.mark.parametrize("started", [False, True])

@@ -13,7 +13,7 @@ import mlx.optimizers as optim
 import pytest
 from mlx.utils import tree_flatten
 
-from mufree import AdamWScheduleFree, CheckpointError
+from mufree import AdamWScheduleFree, CheckpointError, RAdamScheduleFree, Refused, SGDScheduleFree
 from mufree.files import recover_all
 from mufree.training import load_checkpoint, save_checkpoint
 from mufree.training.checkpoint import checkpoints, prune
@@ -46,6 +46,62 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     average = dict(tree_flatten(optimizer.average(model.parameters())))
     saved = mx.load(str(tmp_path / "c" / "x.safetensors"))
     assert all(mx.array_equal(average[path], saved[path]) for path in average)
+
+
+@pytest.mark.parametrize("holds", ["y", "x"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("cls", [AdamWScheduleFree, SGDScheduleFree, RAdamScheduleFree])
+def test_every_schedule_free_optimizer_goes_on_bit_for_bit(tmp_path: Path, cls: Any, dtype: Any, holds: str) -> None:
+    """6 updates, a checkpoint, 3 more = the 3 more of a fresh model and optimizer that loaded it, compiled as well."""
+
+    def new() -> tuple[nn.Module, Any, Any]:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        model.set_dtype(dtype)
+        optimizer = cls(0.1, weight_decay=0.1, model_holds=holds)
+        optimizer.init(model.trainable_parameters())
+        loss = lambda model, x: (model(x) - 1).square().mean()  # noqa: E731
+        gradient = nn.value_and_grad(model, optimizer.at_y(loss) if holds == "x" else loss)
+        state = [model.state, optimizer.state, mx.random.state]
+        step = mx.compile(
+            lambda: optimizer.update(model, gradient(model, mx.ones((5, 3), dtype))[1]), inputs=state, outputs=state
+        )
+        return model, optimizer, step
+
+    model, optimizer, step = new()
+    for _ in range(6):
+        step()
+    save_checkpoint(tmp_path / "c", model, optimizer, {})
+    saved = mx.load(str(tmp_path / "c" / "x.safetensors"))
+    average = dict(tree_flatten(optimizer.average(model.parameters())))
+    assert all(saved[path].tolist() == average[path].tolist() for path in average)
+    for _ in range(3):
+        step()
+    other, loaded, again = new()
+    again()
+    load_checkpoint(tmp_path / "c", other, loaded)
+    for _ in range(3):
+        again()
+    assert everything(other, loaded) == everything(model, optimizer)
+
+
+def test_a_model_that_holds_x_for_the_time_being_is_not_saved(tmp_path: Path) -> None:
+    """Its x would be taken for y on resuming."""
+    model, optimizer = trained()
+    optimizer.eval(model)
+    with pytest.raises(Refused, match="holds the average"):
+        save_checkpoint(tmp_path / "c", model, optimizer, {})
+    assert not (tmp_path / "c").exists()
+    optimizer.train(model)
+    save_checkpoint(tmp_path / "c", model, optimizer, {})
+
+
+def test_a_multi_optimizers_average_is_saved(tmp_path: Path) -> None:
+    """x of what the schedule-free child trains, the rest as it is."""
+    children = [AdamWScheduleFree(0.1), optim.SGD(0.1)]
+    model, optimizer = trained(optimizer=optim.MultiOptimizer(children, [lambda _, w: w.ndim == 2]))
+    save_checkpoint(tmp_path / "c", model, optimizer, {})
+    y, x = (mx.load(str(tmp_path / "c" / f"{name}.safetensors")) for name in "yx")
+    assert {path for path in y if y[path].tolist() != x[path].tolist()} == {"layers.0.weight", "layers.2.weight"}
 
 
 def test_stock_optimizers_can_be_saved_too(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 import mlx.optimizers as optim
+
+from mufree.schedule_free.base import ScheduleFree
 
 from .grouped import Grouped
 
@@ -57,5 +60,19 @@ def describe(optimizer: optim.Optimizer) -> dict[str, Any]:
 
 
 def _settings(optimizer: optim.Optimizer) -> dict[str, Any]:
+    if isinstance(optimizer, ScheduleFree):
+        return _schedule_free_settings(optimizer)
     found = {name: getattr(optimizer, name) for name in READ if hasattr(optimizer, name)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def _schedule_free_settings(optimizer: ScheduleFree) -> dict[str, Any]:
+    """Those of the rule, the averaging and the form, under the plan's names."""
+    layout = optimizer._layout
+    found = {**asdict(cast(Any, layout.rule)), **asdict(optimizer._averaging)}
+    found |= found.pop("adam", {})  # RAdam's rule holds Adam's
+    if "beta2" in found:
+        found["betas"] = (layout.form.beta1, found.pop("beta2"))
+    else:
+        found["momentum"] = layout.form.beta1
+    return found

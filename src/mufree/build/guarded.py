@@ -9,24 +9,16 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_map
 
 from mufree.errors import refuse
+from mufree.sums import total
 
 Tree = Any
-BLOCK = 256
 NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s: max_norm / (norm + 1e-6)
 
 
 def global_norm(gradients: Tree) -> mx.array:
     """The Euclidean norm of all gradients together, summed in float32 (float64 for float64 gradients)."""
-    squares = [_sum(mx.square(_wide(gradient)).flatten()) for _, gradient in tree_flatten(gradients)]
+    squares = [total(mx.square(_wide(gradient))) for _, gradient in tree_flatten(gradients)]
     return mx.sqrt(sum(squares, mx.array(0.0)))
-
-
-def _sum(values: mx.array) -> mx.array:
-    """A sum in blocks of blocks: one running float32 sum over 16 million entries ends 7 % off."""
-    while values.size > BLOCK:
-        whole = values.size // BLOCK * BLOCK
-        values = mx.concatenate([values[:whole].reshape(-1, BLOCK).sum(axis=1), values[whole:].sum(keepdims=True)])
-    return values.sum()
 
 
 def clipped(gradients: Tree, max_norm: float) -> Tree:
@@ -48,7 +40,7 @@ def guarded(
         kind: Any optimizer class.
         max_grad_norm: The global norm to clip to, or ``None``.
         last_update: The number of updates after which another one is refused, or ``None``. Inside ``mx.compile`` no
-            refusal is possible: there the planned rate is 0.
+            refusal is possible: there such an update leaves every parameter as it is.
 
     Returns:
         ``kind`` itself if there is nothing to guard.
@@ -62,7 +54,11 @@ def guarded(
         return gradients if max_grad_norm is None else clipped(gradients, max_grad_norm)
 
     def apply_gradients(self: optim.Optimizer, gradients: Tree, parameters: Tree) -> Tree:
-        return kind.apply_gradients(self, ready(self, gradients), parameters)
+        gradients, made = ready(self, gradients), self.step
+        after = kind.apply_gradients(self, gradients, parameters)
+        if last_update is None:
+            return after
+        return tree_map(lambda new, old: mx.where(made < last_update, new, old), after, parameters)
 
     def update(self: optim.Optimizer, model: Any, gradients: Tree) -> None:
         kind.update(self, model, ready(self, gradients))

@@ -13,14 +13,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.optimizers as optim
 
+from mufree.errors import refuse
 from mufree.mup import ParamGroup, Scales, param_groups
 from mufree.mup.rules import Family
 from mufree.schedule_free import AdamWScheduleFree
 from mufree.schedule_free.base import ScheduleFree
+from mufree.schedule_free.rule import Multipliers
 
 from .grouped import Grouped, Member
 from .mu_arguments import check_arguments
-from .standard import FactorMap, Factors
+from .standard import FactorMap
 
 Rate = float | Callable[[mx.array], mx.array]
 Groups = Sequence[Mapping[str, Any]] | None
@@ -117,6 +119,8 @@ def MuAdamWScheduleFree(  # noqa: N802
     Raises:
         Refused: As for :func:`MuAdam`.
     """
+    if isinstance(impl, type) and not issubclass(impl, ScheduleFree):
+        refuse("impl", "impl", f"{impl.__name__} is not schedule-free; use MuAdam or MuSGD")
     result: ScheduleFree = _optimizer(params, scales, scales.family, impl, groups, decoupled_wd, kwargs)
     return result
 
@@ -130,8 +134,8 @@ def _optimizer(
     decoupled_wd: bool,
     kwargs: dict[str, Any],
 ) -> Any:
-    free = issubclass(impl, ScheduleFree)
     defaults = check_arguments(scales, family, impl, groups, kwargs)
+    free = issubclass(impl, ScheduleFree)
     if decoupled_wd and (free or impl.__module__.startswith("mlx.")):
         warnings.warn(
             f"decoupled_wd=True leaves the decay unscaled, but {impl.__name__}'s decay is multiplied by the learning "
@@ -184,7 +188,7 @@ def _schedule_free(
     decay = base["weight_decay"] or max(group.weight_decay for group in split)
     eps = base["eps"] or max(group.eps for group in split)
     factors = {
-        path: Factors(ratio, group.eps / eps if eps else 1.0, group.weight_decay / decay if decay else 1.0)
+        path: Multipliers(ratio, group.eps / eps if eps else 1.0, group.weight_decay / decay if decay else 1.0)
         for group, ratio in zip(split, ratios, strict=True)
         for path in group.paths
     }

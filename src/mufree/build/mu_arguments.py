@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +10,15 @@ import mlx.core as mx
 import mlx.optimizers as optim
 
 from mufree.errors import Reasons
+from mufree.mup.groups import check_numbers, checked_groups
 from mufree.mup.rules import Family
 from mufree.schedule_free.base import ScheduleFree
 
 _REFUSED = {
     optim.Muon: "scales its updates by each tensor's shape itself; μP on top would scale twice. Use MuAdam or MuSGD",
     optim.Adafactor: "takes its step relative to each tensor's size, which μP's rates do not cover. Use MuAdam",
+    optim.AdaDelta: "takes the size of its steps from eps, which μP would change with the gradients'. Use MuAdam",
+    optim.MultiOptimizer: "has rules of its own for each part; give MuAdam or MuSGD one rule and groups",
 }
 _FAMILY = {
     optim.SGD: "sgd",
@@ -49,54 +51,76 @@ def check_arguments(
             number is none.
     """
     problems = Reasons()
-    for refused, why in _REFUSED.items():
-        if issubclass(impl, refused):
-            problems.add("impl", "impl", f"{impl.__name__} {why}")
-    if _FAMILY.get(impl, family) != family:
-        better, what = ("MuSGD", "does not divide") if family == "adam" else ("MuAdam", "divides")
-        problems.add("impl", "impl", f"{impl.__name__} {what} by the gradient's size; use {better}")
+    _check_impl(impl, family, problems)
+    problems.refuse_if_any()
     made_for = getattr(scales, "family", None)
     if made_for != family:
         problems.add("family", "scales", f"made for {made_for!r}; make them with mup_scales(…, family={family!r})")
-    parameters = inspect.signature(impl).parameters.values()
-    named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named, takes_any = _keywords(impl)
     taken = {name: kwargs.get(name, default) for name, default in named.items()}
     taken = {name: value for name, value in taken.items() if value is not inspect.Parameter.empty}
     if "learning_rate" not in {**taken, **kwargs}:
         problems.add("learning_rate", "learning_rate", "is missing; give the base model's")
-    _check_numbers("", kwargs, problems)
-    _check_keywords(impl, named, takes_any, groups, kwargs, problems)
+    _check_numbers(kwargs, problems)
+    _check_keywords(impl, named, takes_any, checked_groups(groups, problems), kwargs, problems)
     problems.refuse_if_any()
     return taken
+
+
+def _check_impl(impl: object, family: Family, problems: Reasons) -> None:
+    if not isinstance(impl, type) or not issubclass(impl, optim.Optimizer):
+        problems.add("impl", "impl", f"{impl!r} is no optimizer class; keywords for it go beside it")
+        return
+    for refused, why in _REFUSED.items():
+        if issubclass(impl, refused):
+            problems.add("impl", "impl", f"{impl.__name__} {why}")
+    if next((_FAMILY[base] for base in impl.__mro__ if base in _FAMILY), family) != family:
+        better, what = ("MuSGD", "does not divide") if family == "adam" else ("MuAdam", "divides")
+        problems.add("impl", "impl", f"{impl.__name__} {what} by the gradient's size; use {better}")
+
+
+def _keywords(impl: type[optim.Optimizer]) -> tuple[dict[str, Any], bool]:
+    """Keywords with their defaults, and whether any other is taken: what goes on as ``**kwargs`` has its base's."""
+    named: dict[str, Any] = {}
+    for base in impl.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = [*inspect.signature(vars(base)["__init__"]).parameters.values()][1:]
+        named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} | named
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return named, False
+    return named, True
 
 
 def _check_keywords(
     impl: type[optim.Optimizer],
     named: Mapping[str, Any],
     takes_any: bool,
-    groups: Sequence[Mapping[str, Any]] | None,
+    groups: Sequence[Mapping[str, Any]],
     kwargs: Mapping[str, Any],
     problems: Reasons,
 ) -> None:
     listed = ", ".join(name for name in named if name != "scales")
     unknown = [name for name in kwargs if name == "scales" or (name not in named and not takes_any)]
-    for index, group in enumerate(groups or ()):
+    for index, group in enumerate(groups):
         where = f"groups[{index}]"
-        _check_numbers(f"{where}.", group, problems)
         own = [key for key in group if key not in _GROUP_KEYS]
         unknown += [key for key in own if issubclass(impl, ScheduleFree) or (key not in named and not takes_any)]
         unknown += [key for key in ("weight_decay", "eps") if key in group and key not in named]
-        if "learning_rate" in group and callable(kwargs.get("learning_rate")):
-            problems.add("learning_rate", where, "has a rate of its own beside a schedule; give numbers for both")
+        if "learning_rate" in group:
+            rate = kwargs.get("learning_rate")
+            if callable(rate):
+                problems.add("learning_rate", where, "has a rate of its own beside a schedule; give numbers for both")
+            elif isinstance(rate, int | float | mx.array) and rate == 0:
+                problems.add("learning_rate", where, "has a rate of its own beside 0, which has no ratio to it")
     for name in unknown:
         problems.add("keyword", name, f"{impl.__name__} does not take it here; it takes {listed}")
 
 
-def _check_numbers(prefix: str, settings: Mapping[str, Any], problems: Reasons) -> None:
-    for name in ("learning_rate", "weight_decay", "eps"):
-        value = settings.get(name, 0.0)
-        if name == "learning_rate" and (callable(value) or isinstance(value, mx.array)):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            problems.add("out_of_range", f"{prefix}{name}", f"{value!r}; give a finite number ≥ 0")
+def _check_numbers(kwargs: Mapping[str, Any], problems: Reasons) -> None:
+    rate = kwargs.get("learning_rate", 0.0)
+    if isinstance(rate, mx.array):
+        if rate.size != 1:
+            problems.add("out_of_range", "learning_rate", f"has shape {rate.shape}; give a finite number ≥ 0")
+        rate = rate.item() if rate.size == 1 else 0.0
+    check_numbers("", {**kwargs, "learning_rate": 0.0 if callable(rate) else rate}, problems)

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten
 
-from mufree.errors import Reasons
+from mufree.errors import Reasons, refuse
 from mufree.plan import OptimizerPlan
+from mufree.schedule_free.rule import Multipliers
 
-from .forms import check_hidden
+from .checks import all_leaves, check_model, check_scales, trainable_leaves
 from .grouped import Grouped, Member
 from .guarded import guarded
-from .masks import decay_mask
+from .masks import decaying
+from .precision import bfloat16_warning
 from .rates import build_lr_schedule
 from .rules import Rate, schedule_free_rule, stock_rule
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """What multiplies a parameter's rate, eps and decay."""
+class FactorMap(Mapping[str, Multipliers]):
+    """Multipliers by path, in the form that the schedule-free optimizers take as scales."""
 
-    lr: float = 1.0
-    eps: float = 1.0
-    weight_decay: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class FactorMap(Mapping[str, Factors]):
-    """Factors by path, in the form that the schedule-free optimizers take as scales."""
-
-    by_path: Mapping[str, Factors]
+    by_path: Mapping[str, Multipliers]
     family: str
 
-    def __getitem__(self, path: str) -> Factors:
+    def __getitem__(self, path: str) -> Multipliers:
         return self.by_path[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -65,19 +57,30 @@ def build_optimizer(
     Raises:
         Refused: The plan needs the model, or plan, model and scales do not go together.
 
+    Warns:
+        UserWarning: Parameters of the model are bfloat16 and the optimizer keeps no float32 copy of them. The warning
+            is also among ``optimizer.plan.warnings``.
+
     Example:
         >>> from mufree import plan_optimizer
         >>> build_optimizer(plan_optimizer(optimizer="adamw_torch", lr=1e-3)).bias_correction
         True
     """
+    if not isinstance(plan, OptimizerPlan):
+        refuse("not_a_plan", "plan", f"{type(plan).__name__}; give what plan_optimizer returned")
     reasons = Reasons()
     if plan.needs_model and model is None:
         reasons.add("needs_model", "model", f"None, but decay_mask={plan.decay_mask!r} needs it; give the model")
     if scales is not None:
-        _check_scales(reasons, plan, scales)
-    if model is not None:
-        _check_model(reasons, plan, model, scales)
+        check_scales(reasons, plan, scales)
+    leaves = {} if model is None else trainable_leaves(reasons, model)
+    if leaves:
+        check_model(reasons, plan, model, leaves, scales)
     reasons.refuse_if_any()
+    costs = bfloat16_warning(plan, leaves)
+    if costs:
+        warnings.warn(costs, UserWarning, stacklevel=2)
+        plan = replace(plan, warnings=(*plan.warnings, costs))
     rate = build_lr_schedule(plan)
     optimizer = (
         _schedule_free(plan, model, scales, rate) if plan.family.schedule_free else _stock(plan, model, scales, rate)
@@ -91,7 +94,7 @@ def _stock(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None, ra
     if scales is None and not plan.needs_model:
         rule = stock_rule(plan, rate)
         return rule.make(guarded(rule.kind, max_grad_norm=plan.max_grad_norm, last_update=last))
-    groups: dict[Factors, set[str]] = {}
+    groups: dict[Multipliers, set[str]] = {}
     for path, factors in _factors(plan, model, scales).items():
         groups.setdefault(factors, set()).add(path)
     members = [
@@ -112,66 +115,18 @@ def _schedule_free(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | 
     return rule.make(guarded(rule.kind, max_grad_norm=plan.max_grad_norm, last_update=None))
 
 
-def _factors(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None) -> dict[str, Factors]:
+def _factors(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None) -> dict[str, Multipliers]:
     """What multiplies each parameter's rate, eps and decay; those that a plan does not have stay 1."""
-    leaves: dict[str, Any] = dict.fromkeys(scales or ()) if model is None else _leaves(model)
-    mask = decay_mask(plan, model)
-    found: dict[str, Factors] = {}
-    for path, leaf in leaves.items():
-        if scales is not None and path not in scales:
-            continue
-        scale = Factors() if scales is None else scales[path]
-        decays = plan.weight_decay > 0 and mask(path, leaf)
-        found[path] = Factors(
+    leaves: dict[str, Any] = dict.fromkeys(scales or ()) if model is None else all_leaves(model)
+    if scales is not None:
+        leaves = {path: leaf for path, leaf in leaves.items() if path in scales}
+    decays = decaying(plan, model, leaves)
+    found: dict[str, Multipliers] = {}
+    for path in leaves:
+        scale = Multipliers() if scales is None else scales[path]
+        found[path] = Multipliers(
             lr=float(scale.lr),
             eps=float(scale.eps) if plan.eps is not None else 1.0,
-            weight_decay=float(scale.weight_decay) if decays else 0.0,
+            weight_decay=float(scale.weight_decay) if path in decays else 0.0,
         )
     return found
-
-
-def _leaves(model: Any, *, trainable: bool = False) -> dict[str, mx.array]:
-    if isinstance(model, nn.Module):
-        model = model.trainable_parameters() if trainable else model.parameters()
-    return dict(tree_flatten(model))
-
-
-def _check_scales(reasons: Reasons, plan: OptimizerPlan, scales: Mapping[str, Any]) -> None:
-    name, family = plan.requested_optimizer, plan.family.mup
-    made_for = getattr(scales, "family", None)
-    if family is None:
-        reasons.add(
-            "no_rule",
-            "scales",
-            f"there is no width rule for {name}, whose step follows shape or parameter; leave them out",
-        )
-    elif made_for != family:
-        reasons.add(
-            "family",
-            "scales",
-            f"made for {made_for!r}-like optimizers, but {name} needs family={family!r}; make them anew",
-        )
-    if plan.coupled_weight_decay and plan.weight_decay > 0:
-        reasons.add(
-            "no_rule",
-            "coupled_weight_decay",
-            f"L2 through {name} has no width rule; take adamw_torch's decoupled decay",
-        )
-
-
-def _check_model(reasons: Reasons, plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None) -> None:
-    leaves = _leaves(model, trainable=True)
-    embeddings: tuple[str, ...] = ()
-    if isinstance(model, nn.Module):
-        embeddings = tuple(f"{path}." for path, part in model.named_modules() if isinstance(part, nn.Embedding))
-    missing = [path for path in leaves if scales is not None and path not in scales]
-    for path in missing:
-        unused = sorted(set(scales or ()) - set(leaves))[:3]
-        reasons.add("unscaled", path, f"has no scale (scales without a parameter: {unused}); make them from this model")
-    for path, leaf in leaves.items():
-        if plan.form == "muon":
-            check_hidden(reasons, path, leaf, embedding=path.startswith(embeddings))
-        if leaf.dtype == mx.float16 and not plan.family.schedule_free:
-            reasons.add(
-                "float16", path, f"is float16, where eps={plan.eps!r} is 0 or state overflows; take float32 or bfloat16"
-            )

@@ -16,7 +16,7 @@ from importlib import import_module
 
 from ..errors import NonFiniteLoss, Refused
 
-COMMANDS = ("plan", "pretrain", "export")
+COMMANDS = ("plan", "pretrain", "transfer", "coord-check", "export")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -26,6 +26,7 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")  # an ASCII terminal gets ? for μ, not a traceback
     parser = _parser(arguments)
     options = parser.parse_args(arguments)
+    options.arguments = tuple(arguments)
     try:
         return int(options.start(options))
     except Refused as refused:

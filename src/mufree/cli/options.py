@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import Reasons, refuse
+from ..errors import Reasons
+from ..plan.files import read_file
 
 
-def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    """One option for each field of a config dataclass, in its groups. Options that are not given are left out."""
-    groups: dict[str, Any] = {}
+def add_options(
+    parser: argparse.ArgumentParser,
+    config: type[Any],
+    *,
+    groups: Collection[str] | None = None,
+    leave: Collection[str] = (),
+) -> None:
+    """One option for each field of a config dataclass, in its groups. Options that are not given are left out.
+
+    Args:
+        parser: Where to.
+        config: The dataclass.
+        groups: Only the fields of these groups.
+        leave: Fields without an option here.
+    """
+    added: dict[str, Any] = {}
     for item in fields(config):
         name, kind = item.metadata["group"], str(item.type).removesuffix(" | None")
         choices = item.metadata["choices"]
         kind = "str" if choices else kind
-        if kind not in _TYPES and kind != "bool":
+        if (kind not in _TYPES and kind != "bool") or item.name in leave or (groups is not None and name not in groups):
             continue
-        group = groups.get(name) or groups.setdefault(name, parser.add_argument_group(name))
+        group = added.get(name) or added.setdefault(name, parser.add_argument_group(name))
         text = item.metadata["help"] + _default(item)
         flag = f"--{item.name.replace('_', '-')}"
         if kind == "bool":
@@ -30,9 +44,18 @@ def add_options(parser: argparse.ArgumentParser, config: type[Any]) -> None:
             group.add_argument(flag, type=_TYPES[kind], default=argparse.SUPPRESS, metavar=meta, help=text)
 
 
-def given_options(options: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
-    """The options that were given on the command line."""
-    return {item.name: getattr(options, item.name) for item in fields(config) if hasattr(options, item.name)}
+def given_options(
+    options: argparse.Namespace,
+    config: type[Any],
+    *,
+    groups: Collection[str] | None = None,
+    leave: Collection[str] = (),
+) -> dict[str, Any]:
+    """The options that were given on the command line, of those that :func:`add_options` added with these arguments."""
+    names = [
+        i.name for i in fields(config) if i.name not in leave and (groups is None or i.metadata["group"] in groups)
+    ]
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def read_yaml(path: Path, config: type[Any]) -> Mapping[str, Any]:
@@ -45,36 +68,16 @@ def read_yaml(path: Path, config: type[Any]) -> Mapping[str, Any]:
     Raises:
         Refused: If it cannot be read, is no mapping, or says the same thing twice.
     """
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        node, content = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
-    except OSError as error:
-        refuse("unreadable", str(path), f"{error.strerror}; give a readable YAML file")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        refuse("unreadable", str(path), f"is not YAML: {' '.join(str(error).split())}")
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        refuse("type", str(path), f"holds a {type(content).__name__}; write one option a line, as in 'width: 128'")
+    content = read_file(path)
+    names = [str(name).replace("-", "_") for name in content]
     reasons = Reasons()
-    for name in _repeated(node):
-        reasons.add("contradiction", f"{path}: {name}", "is there more than once; keep one")
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            reasons.add("contradiction", f"{path}: {name}", "is there with a dash and an underscore; keep one")
     reasons.refuse_if_any()
     numbers = {item.name for item in fields(config) if str(item.type).startswith("float")}
-    named = {str(name).replace("-", "_"): value for name, value in content.items()}
+    named = dict(zip(names, content.values(), strict=True))
     return {name: _read_number(value) if name in numbers else value for name, value in named.items()}
-
-
-def _repeated(node: Any) -> list[str]:
-    """The keys that a mapping, or one inside it, has more than once; YAML itself keeps the last without a word."""
-    inner = [(f"{key.value}.", value) for key, value in node.value if isinstance(value.value, list)]
-    found = []
-    for prefix, mapping in [("", node), *inner]:
-        names = [str(entry[0].value).replace("-", "_") for entry in mapping.value if isinstance(entry, tuple)]
-        found += [prefix + name for name in dict.fromkeys(names) if names.count(name) > 1]
-    return found
 
 
 def _read_number(value: Any) -> Any:

@@ -11,10 +11,13 @@ from typing import Any
 
 from mufree.errors import Reasons
 from mufree.plan import plan_optimizer
-from mufree.plan.sources import from_training_arguments, read_file
+from mufree.plan.files import read_file
+from mufree.plan.sources import from_training_arguments
 
 HELP = "decide an optimizer from plain settings, or say everything that is wrong with them"
 WORDS = frozenset({"optimizer", "warmup_rounding", "optim_args", "decay_mask", "past_end"})
+RIVALS = ({"warmup_ratio", "warmup_steps"}, {"total_updates", "iters"})  # a flag replaces the file's other one too
+DECIDING = {"optimizer": "optim", "weight_decay": "weight_decay"}  # they decide what else of a run is meant
 _ARGUMENT = re.compile(r"^ +(\w+): (.+?)(?=^ +\w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -33,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if parameter.default not in (None, False, inspect.Parameter.empty):
             text += f" Default: {parameter.default}."
         if parameter.default is False:
-            parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=text)
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=text)
         else:
             parser.add_argument(flag, dest=name, metavar="VALUE", default=argparse.SUPPRESS, help=text)
     source = parser.add_mutually_exclusive_group()
@@ -61,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; refuse with every reason."""
     given = {name: value for name, value in vars(args).items() if name in settings()}
-    flags = {name: value if value is True else _value(name, value) for name, value in given.items()}
+    flags = {name: value if isinstance(value, bool) else _value(name, value) for name, value in given.items()}
     plan = plan_optimizer(**_complete(_from_file(args, flags) | flags))
     if "out" in args:
         args.out.write_text(plan.to_json() + "\n", encoding="utf-8")
@@ -71,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _from_file(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any]:
     if "training_arguments" in args:
-        return from_training_arguments(read_file(args.training_arguments), total_updates=flags.get("total_updates"))
+        deciding = {name: flags[key] for key, name in DECIDING.items() if key in flags}
+        return _without_rivals(from_training_arguments(read_file(args.training_arguments) | deciding), flags)
     if "config" not in args:
         return {}
     found = read_file(args.config)
@@ -82,7 +87,13 @@ def _from_file(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any
                 "unknown_key", f"{args.config}: {key}", f"is no setting; the settings are {', '.join(settings())}"
             )
     reasons.refuse_if_any()
-    return found
+    return _without_rivals(found, flags)
+
+
+def _without_rivals(found: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """The file's settings without those that a flag takes the place of under another name."""
+    replaced = {name for rivals in RIVALS if rivals & set(flags) for name in rivals}
+    return {name: value for name, value in found.items() if name not in replaced}
 
 
 def _complete(found: dict[str, Any]) -> dict[str, Any]:

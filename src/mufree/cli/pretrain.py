@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import refuse
+from ..recipe import Recipe
 from ..training.config import DEFAULT_UPDATES, PretrainConfig, check_names, from_mapping
 from .options import add_options, given_options, read_yaml
 
@@ -25,6 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out, also further than first asked"
     )
+    parser.add_argument(
+        "--recipe",
+        dest="recipe_file",
+        type=Path,
+        metavar="FILE",
+        help="settings from what mufree transfer --save wrote",
+    )
+    parser.add_argument(
+        "--despite",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a setting that is meant to differ from the recipe's; may be given again",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--json", action="store_true", help="print the result (with --dry-run: the plan) as JSON")
     add_options(parser, PretrainConfig)
@@ -38,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
     }
     source = str(options.config or "options")
     check_names(settings, source)
+    settings = with_recipe(settings, options.recipe_file, options.despite)
     if not options.resume:
         config = from_mapping(settings, source)
     from .blas import prepare_machine
@@ -72,6 +90,23 @@ def run(options: argparse.Namespace) -> int:
             {"folder": str(result.folder), "update": result.update, **result.losses, "export": str(result.export)}
         )
     return 0 if result.signal is None else 128 + result.signal
+
+
+def with_recipe(settings: dict[str, Any], file: Path | None, despite: Sequence[str]) -> dict[str, Any]:
+    """The settings with a recipe's under them; the recipe may be named in a YAML file too.
+
+    Raises:
+        Refused: For a file that is no recipe, and everything that it does not cover or contradicts.
+    """
+    named = settings.get("recipe")
+    if file is None and isinstance(named, str):
+        file = Path(named)
+    if file is None:
+        if despite:
+            refuse("missing", "despite", "says what may differ from a recipe, and none is given; give --recipe FILE")
+        return settings
+    rest = {name: value for name, value in settings.items() if name != "recipe"}
+    return Recipe.load(file).settings_with(rest, tuple(name.replace("-", "_") for name in despite))
 
 
 def _conclude(report: ConsoleReporter, prepared: Prepared, folder: RunFolder, result: Run) -> None:

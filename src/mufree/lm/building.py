@@ -66,5 +66,5 @@ def base_shapes(config: Mapping[str, Any], base_width: int) -> BaseShapes:
 def _classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     try:
         return _get_classes(dict(config))
-    except ValueError:
+    except (KeyError, ValueError):
         refuse("unknown", "model_type", f"{config.get('model_type')!r} is not a model type of the installed mlx-lm")

@@ -175,23 +175,23 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
     gives the head its 1/m; every other one is left alone.
 
     Args:
-        config: A model config with at least ``hidden_size``.
+        config: A config of one of :data:`ARCHITECTURES`, with at least ``hidden_size`` and ``num_attention_heads``.
         width: The new ``hidden_size``, a positive whole number.
 
     Returns:
         A new config; ``config`` is untouched.
 
     Raises:
-        Refused: If a field would not be a whole number at that width, with every such field.
+        Refused: If a field would not be a whole number at that width, with every such field; for a config that lacks
+            one, and for another architecture, whose widths may have other names.
 
     Example:
         >>> small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
         >>> at_width(small, 256)["num_attention_heads"]
         16
     """
+    _check_growable(config, width)
     reasons = Reasons()
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        refuse("out_of_range", "width", f"{width!r} is not a positive whole number")
     ratio = Fraction(width, config["hidden_size"])
     grown = dict(config, hidden_size=width)
     if "head_dim" not in config or config["head_dim"] is None:
@@ -214,3 +214,26 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
             grown[name] = float(config[name] * ratio)
     reasons.refuse_if_any()
     return grown
+
+
+def _check_growable(config: Mapping[str, Any], width: int) -> None:
+    reasons = Reasons()
+    if not _is_size(width):
+        reasons.add("out_of_range", "width", f"{width!r} is not a positive whole number")
+    model_type = config.get("model_type", "llama")
+    if model_type not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        reasons.add(
+            "unknown", "model_type", f"which fields of {model_type!r} are widths is not known, only those of {known}; "
+            "build two models and give them to make_base_shapes",
+        )  # fmt: skip
+        reasons.refuse_if_any()
+    for name in ("hidden_size", *WIDTHS):
+        needed = name in ("hidden_size", "num_attention_heads")
+        if (needed or config.get(name) is not None) and not _is_size(config.get(name)):
+            reasons.add("out_of_range", f"config.{name}", f"{config.get(name)!r} is not a positive whole number")
+    reasons.refuse_if_any()
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0

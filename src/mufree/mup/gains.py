@@ -11,19 +11,22 @@ _FRESH = (1.0, 2.0)
 
 
 def gain_offset(leaf: Leaf) -> float:
-    """What a norm adds to its gain before it multiplies: 0 for most, 1 for Gemma's; found by calling it twice."""
+    """What a norm adds to its gain before it multiplies: 0 for most, 1 for Gemma's; found by calling it.
+
+    y = (offset + gain)·x̂ + bias, and x̂ changes its sign with x.
+    """
     if leaf.name == "bias":
         return 0.0
     gain = leaf.value
     probe = mx.arange(1, gain.size + 1).astype(mx.float32)[None]
-    outputs = []
     try:
-        for value in (0.0, 1.0):
-            setattr(leaf.owner, leaf.name, mx.full(gain.shape, value, dtype=mx.float32))
-            outputs.append(float(leaf.owner(probe)[0, -1].item()))
+        setattr(leaf.owner, leaf.name, mx.zeros(gain.shape))
+        zero, negative = (leaf.owner(sign * probe)[0, -1].item() for sign in (1, -1))
+        setattr(leaf.owner, leaf.name, mx.ones(gain.shape))
+        one = leaf.owner(probe)[0, -1].item()
     finally:
         setattr(leaf.owner, leaf.name, gain)
-    return float(round(outputs[0] / (outputs[1] - outputs[0]), 3))
+    return float(round((zero - negative) / 2 / (one - zero), 3))
 
 
 def carried(leaf: Leaf, share: float, problems: Reasons) -> mx.array:

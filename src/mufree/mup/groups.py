@@ -87,27 +87,61 @@ def param_groups(
 
     Raises:
         ShapeMismatch: A parameter has no scale.
-        Refused: A group matches nothing.
+        Refused: A group without a match or with nothing to take, a number that is none, or no scales.
     """
+    given = {"learning_rate": learning_rate, "weight_decay": weight_decay, "eps": eps}
+    problems = Reasons()
+    check_scales(scales, problems)
+    check_numbers("", given, problems)
+    own = checked_groups(groups, problems)
+    problems.refuse_if_any()
     # What is frozen and has no scale is no one's to train; what has one may be unfrozen later.
     found = [leaf for leaf in leaves(params) if leaf.path in scales or not leaf.frozen]
-    problems = Reasons()
     _check_paths(found, scales, problems)
     problems.refuse_if_any(ShapeMismatch)
-    given = {"learning_rate": learning_rate, "weight_decay": weight_decay, "eps": eps}
     result: list[ParamGroup] = []
     rest = list(found)
-    for index, group in enumerate(groups or ()):
-        if "match" not in group:
-            problems.add("group", f"groups[{index}]", "has no 'match': a path pattern, several, or a function")
-            continue
-        if not any(_matches(group["match"], leaf) for leaf in found):
-            problems.add("no_match", f"groups[{index}]", f"{group['match']!r} matches no parameter")
-        mine = [leaf for leaf in rest if _matches(group["match"], leaf)]
-        rest = [leaf for leaf in rest if leaf not in mine]
+    for index, group in enumerate(own):
+        matched = {leaf.path for leaf in found if _matches(group["match"], leaf)}
+        mine = [leaf for leaf in rest if leaf.path in matched]
+        rest = [leaf for leaf in rest if leaf.path not in matched]
+        if not mine:
+            why = "matches only what earlier groups have taken; put it first" if matched else "matches no parameter"
+            problems.add("no_match", f"groups[{index}]", f"{group['match']!r} {why}")
         result += _split(mine, scales, {**given, **group}, decoupled_wd)
     problems.refuse_if_any()
     return (*result, *_split(rest, scales, given, decoupled_wd))
+
+
+def check_scales(scales: object, problems: Reasons) -> None:
+    """Collect anything that is no scales."""
+    if not isinstance(scales, Scales):
+        problems.add("scales", "scales", f"{type(scales).__name__} holds no scales; make them with mup_scales")
+
+
+def checked_groups(groups: object, problems: Reasons) -> Sequence[Mapping[str, Any]]:
+    """The user's groups, none if they are not what they should be; the problems are collected."""
+    listed = isinstance(groups, list | tuple) and all(isinstance(group, Mapping) for group in groups)
+    if groups is not None and not listed:
+        problems.add("groups", "groups", f"{groups!r} is no list of groups, each a dict with 'match'")
+    own: Sequence[Mapping[str, Any]] = groups if listed else ()  # type: ignore[assignment]
+    for index, group in enumerate(own):
+        check_numbers(f"groups[{index}].", group, problems)
+        match = group.get("match")
+        several = isinstance(match, list | tuple) and all(isinstance(pattern, str) for pattern in match)
+        if not (isinstance(match, str) or several or callable(match)):
+            problems.add(
+                "group", f"groups[{index}]", "has no 'match': a path pattern, a list of several, or a function"
+            )
+    return own
+
+
+def check_numbers(prefix: str, settings: Mapping[str, Any], problems: Reasons) -> None:
+    """Collect every rate, decay or eps that is no finite number ≥ 0."""
+    for name in ("learning_rate", "weight_decay", "eps"):
+        value = settings.get(name, 0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            problems.add("out_of_range", f"{prefix}{name}", f"{value!r}; give a finite number ≥ 0")
 
 
 def _check_paths(found: Sequence[Leaf], scales: Scales, problems: Reasons) -> None:

@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_unflatten
 
 from ..errors import Reasons, refuse
+from ..sums import total
+from .choices import Choices
 from .gains import carried, is_constant
 from .kinds import Placement
 from .queries import Zeroing, zeroed_queries
-from .rules import Decay, Family
 from .scales import Scales
-from .scaling import Choices, Decided, decide, match_patterns
-from .shapes import NOTHING, BaseShapes
+from .scaling import Decided, decide, match_patterns
+from .shapes import BaseShapes
 from .walk import Leaf, is_module
 
 # Mean squares of n independent draws scatter by this over √n: 3·√(1/5 − 1/9) for the uniform law, √2 for the normal.
 _SCATTER = {"uniform": 0.8944, "normal": 1.4143}
 # Six such deviations: a fresh tensor fails once in 5e8, a rescaled one of 100 entries already at a factor of 1.3.
 _DEVIATIONS = 6.0
+# How unlikely it may be that no draw of a uniform law comes nearer to its bound.
+_NARROW = 1e-9
 
 
 def parametrize(
@@ -37,13 +40,7 @@ def parametrize(
     init: str | Mapping[str, float] = "mlx",
     zero_readout: bool | str = False,
     zero_query: bool = False,
-    family: Family = "adam",
-    weight_decay: Decay = "independent",
-    scale_eps: bool = True,
-    overrides: Mapping[str, str] = NOTHING,
-    multipliers: Mapping[str, float] = NOTHING,
-    readout_gain: str | None = None,
-    base_head_dim: int | None = None,
+    **as_mup_scales: Any,
 ) -> Scales:
     """Give a fresh model its μP start, in place, and return its scales. At base width no bit changes.
 
@@ -51,18 +48,13 @@ def parametrize(
         model: A model with fresh weights.
         base_shapes: From :func:`make_base_shapes` or a ``.bsh`` file.
         init: Whose initialisation the weights have. ``"mlx"``: MLX's own, which is checked; ``{pattern: base std}``:
-            those are drawn anew from N(0, (std × the rule's factor)²), the others are MLX's. A pattern with a wildcard
-            draws tensors of two axes or more, so that ``*.weight`` leaves norm gains alone; ``"keep"``: the weights
-            stay as they are, as for a trained model.
+            those are drawn anew from N(0, (std × the rule's factor)²), the others are MLX's. A pattern that matches
+            matrices and vectors draws the matrices, so that ``*.weight`` leaves norm gains alone; ``"keep"``: the
+            weights stay as they are, as for a trained model.
         zero_readout: Start an untied head at zero; a pattern says which tensors, where several map to a finite size.
         zero_query: Start the attention's queries at zero.
-        family: As in :func:`mup_scales`, like the rest.
-        weight_decay: See :func:`mup_scales`.
-        scale_eps: See :func:`mup_scales`.
-        overrides: See :func:`mup_scales`.
-        multipliers: See :func:`mup_scales`.
-        readout_gain: See :func:`mup_scales`.
-        base_head_dim: See :func:`mup_scales`.
+        **as_mup_scales: ``family``, ``weight_decay``, ``scale_eps``, ``overrides``, ``multipliers``, ``readout_gain``
+            and ``base_head_dim``, all as :func:`mup_scales` takes them.
 
     Raises:
         ShapeMismatch: The model and the base shapes do not belong together.
@@ -70,15 +62,7 @@ def parametrize(
     """
     if not is_module(model):
         refuse("model", "model", f"{type(model).__name__} is no MLX module; a bare tree only has scales (mup_scales)")
-    choices = Choices(
-        family=family,
-        weight_decay=weight_decay,
-        scale_eps=scale_eps,
-        overrides=overrides,
-        multipliers=multipliers,
-        readout_gain=readout_gain,
-        base_head_dim=base_head_dim,
-    )
+    choices = Choices(**as_mup_scales)
     decided = decide(model, base_shapes, choices)
     _start(model, decided, init, zero_readout, zero_query)
     return decided.scales
@@ -97,29 +81,48 @@ def _start(
             problems.add("init", "init", "'keep' leaves the weights as they are and cannot start some at zero as well")
         problems.refuse_if_any()
         return
-    stds = _given_stds(init, decided.found, problems)
+    stds = _given_stds(init, decided, problems)
     changed = _scaled(decided, stds, problems)
     problems.refuse_if_any()
     values = {leaf.path: leaf.value for leaf in decided.found}
     changed.update({path: zero(changed.get(path, values[path])) for path, zero in zeros.items()})
-    if changed:
-        model.update(tree_unflatten(list(changed.items())))
+    for leaf in decided.found:
+        if leaf.path in changed:
+            _put(leaf, changed[leaf.path])
 
 
-def _given_stds(init: object, found: tuple[Leaf, ...], problems: Reasons) -> dict[str, float]:
-    if isinstance(init, Mapping):
-        for pattern, std in init.items():
-            if not isinstance(std, int | float) or isinstance(std, bool) or not 0 <= std < math.inf:
-                problems.add("init", f"init[{pattern!r}]", f"{std!r} is no std; give a finite number ≥ 0")
-        stds = match_patterns(init, found, "init", problems)
-        return {leaf.path: stds[leaf.path] for leaf in found if leaf.path in init or _drawn(leaf, stds)}
-    if init != "mlx":
-        problems.add("init", "init", f"{init!r} is none of 'mlx', 'keep' and {{pattern: base std}}")
-    return {}
+def _put(leaf: Leaf, value: mx.array) -> None:
+    """Where the value came from; a path alone does not tell a list's place from a key that is a number."""
+    holder, keys = leaf.owner, leaf.name.split(".")
+    for n, key in enumerate(keys):
+        place: Any = key if isinstance(holder, Mapping) else int(key)
+        if n == len(keys) - 1:
+            holder[place] = value
+        else:
+            holder = holder[place]
 
 
-def _drawn(leaf: Leaf, stds: Mapping[str, float]) -> bool:
-    return leaf.path in stds and len(leaf.shape) > 1
+def _given_stds(init: object, decided: Decided, problems: Reasons) -> dict[str, float]:
+    if not isinstance(init, Mapping):
+        if init != "mlx":
+            problems.add("init", "init", f"{init!r} is none of 'mlx', 'keep' and {{pattern: base std}}")
+        return {}
+    match_patterns(init, decided.found, "init", problems)
+    stds: dict[str, float] = {}
+    for pattern, std in init.items():
+        if not isinstance(std, int | float) or isinstance(std, bool) or not 0 <= std < math.inf:
+            problems.add("init", f"init[{pattern!r}]", f"{std!r} is no std; give a finite number ≥ 0")
+        elif decided.gains.get(pattern, 1.0) != 1.0:
+            problems.add("init", f"init[{pattern!r}]", "carries a multiplier, and starts with it; leave it out")
+        for path in _drawn(pattern, decided.found):
+            stds[path] = std
+    return stds
+
+
+def _drawn(pattern: str, found: tuple[Leaf, ...]) -> set[str]:
+    """What a pattern draws: what it names outright, else matrices, else, as with ``*.bias``, vectors."""
+    ranks = {leaf.path: len(leaf.shape) for leaf in found if fnmatchcase(leaf.path, pattern)}
+    return {path for path, rank in ranks.items() if path == pattern or rank > 1 or max(ranks.values()) <= 1}
 
 
 def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> dict[str, mx.array]:
@@ -129,7 +132,7 @@ def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> d
         if placement is None or not mx.issubdtype(leaf.value.dtype, mx.floating):
             continue
         scale = decided.scales[leaf.path]
-        if leaf.path in stds and leaf.path not in decided.gains:
+        if leaf.path in stds and decided.gains.get(leaf.path, 1.0) == 1.0:
             std = stds[leaf.path] * scale.init
             changed[leaf.path] = mx.random.normal(leaf.value.shape, leaf.value.dtype, scale=std)
             continue
@@ -156,14 +159,16 @@ def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
     if start.law not in _SCATTER or start.keeps or leaf.value.size == 0:
         return
     value = leaf.value.astype(mx.float32)
-    square = _mean(value * value)
+    square = float(total(value * value).item()) / value.size  # type: ignore[arg-type]
     if square == 0:
         return
     wanted = 1 / start.fan / (3 if start.law == "uniform" else 1)
     slack = 1 + 2 * float(mx.finfo(leaf.value.dtype).eps)
     beyond = mx.sum(mx.abs(value) > slack / math.sqrt(start.fan)).item() if start.law == "uniform" else 0
     off = abs(square / wanted - 1) > _DEVIATIONS * _SCATTER[start.law] / math.sqrt(leaf.value.size)
-    if beyond or off:
+    largest = float(mx.max(mx.abs(value)).item()) * math.sqrt(start.fan) * slack  # type: ignore[arg-type]
+    narrow = start.law == "uniform" and min(largest, 1.0) ** leaf.value.size < _NARROW
+    if beyond or off or narrow:
         law = f"U(±1/√{start.fan})" if start.law == "uniform" else f"N(0, 1/{start.fan})"
         outside = f", {beyond} of {leaf.value.size} entries lie outside" if beyond else ""
         problems.add(
@@ -174,8 +179,10 @@ def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
         )
 
 
-def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> dict[str, Zeroing]:
-    if wanted is False:
+def _zeroed_heads(decided: Decided, wanted: object, problems: Reasons) -> dict[str, Zeroing]:
+    if not isinstance(wanted, bool | str):
+        problems.add("zero_readout", "zero_readout", f"{wanted!r}; give True, False or a path pattern")
+    if wanted is False or problems.found:
         return {}
     readout = decided.scales.readout
     if isinstance(wanted, str):
@@ -192,9 +199,3 @@ def _zeroed_heads(decided: Decided, wanted: bool | str, problems: Reasons) -> di
     owners = {id(leaf.owner) for leaf in heads.values()}
     both = {**heads, **{path: leaf for path, leaf in biases.items() if id(leaf.owner) in owners}}
     return dict.fromkeys(both, mx.zeros_like)
-
-
-def _mean(values: mx.array) -> float:
-    """A mean, exact enough for millions of entries: MLX's own float32 sum of so many is off by 0.1 % on a CPU."""
-    rows = mx.mean(values, axis=-1).astype(mx.float64, stream=mx.cpu)
-    return float(mx.mean(rows, stream=mx.cpu).item())  # type: ignore[arg-type]

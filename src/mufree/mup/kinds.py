@@ -69,34 +69,50 @@ def place(
     Returns:
         ``None`` if a problem was added.
     """
-    if override is not None:
-        return _overridden(path, dims, override, problems)
     layout = layout_of(classes, name, len(dims))
+    if override is not None:
+        return _overridden(path, dims, override, _start_of(layout, dims, classes, siblings), problems)
     wide = [axis for axis, dim in enumerate(dims) if dim.size > 1]
     if layout is None and len(wide) == 1 and any(c.startswith("mlx_lm:") for c in classes):
         # A vector kept with axes of size 1 for broadcasting.
         layout = Layout("*", name, "".join("o" if axis in wide else "." for axis in range(len(dims))), "unknown")
     if layout is None:
         return _by_axes(path, dims, classes, problems)
+    return _lettered(path, dims, layout.axes, _start_of(layout, dims, classes, siblings), problems)
+
+
+def _start_of(
+    layout: Layout | None,
+    dims: tuple[Dim, ...],
+    classes: tuple[str, ...],
+    siblings: Mapping[str, tuple[Dim, ...]],
+) -> Start:
+    """How the module's initialiser draws it, which no override changes."""
+    if layout is None:
+        return Start("unknown")
     source = siblings.get(layout.of, dims) if layout.of else dims
     source_layout = layout_of(classes, layout.of, len(source)) if layout.of else layout
     letters = spread((source_layout or layout).axes, len(source))
     fan = [d for d, letter in zip(source, letters, strict=True) if letter in layout.fan]
     shrunk = math.prod(d.multiplier for d in fan) ** -0.5
-    start = Start(layout.law, math.prod(d.size for d in fan), shrunk, layout.keeps_start)
-    return _lettered(path, dims, layout, start, problems)
+    return Start(layout.law, math.prod(d.size for d in fan), shrunk, layout.keeps_start)
 
 
-def _lettered(path: str, dims: tuple[Dim, ...], layout: Layout, start: Start, problems: Reasons) -> Placement | None:
-    letters = spread(layout.axes, len(dims))
+_FINITE = {
+    "k": ("a kernel axis", "an axis order (out, in, *kernel) as PyTorch's is turned by BaseShapes.reordered"),
+    "e": (
+        "the number of experts",
+        "together with fan-in and fan-out that would be three infinite axes; keep their number fixed",
+    ),
+    ".": ("neither fan-in nor fan-out by its letter", "give it one of the letters i and o"),
+}
+
+
+def _lettered(path: str, dims: tuple[Dim, ...], axes: str, start: Start, problems: Reasons) -> Placement | None:
+    letters = spread(axes, len(dims))
     for axis, (dim, letter) in enumerate(zip(dims, letters, strict=True)):
-        if letter in "ke" and dim.infinite:
-            what = "a kernel axis" if letter == "k" else "the number of experts"
-            remedy = (
-                "an axis order (out, in, *kernel) as PyTorch's is turned by BaseShapes.reordered"
-                if letter == "k"
-                else "together with fan-in and fan-out that would be three infinite axes; keep their number fixed"
-            )
+        if letter in _FINITE and dim.infinite:
+            what, remedy = _FINITE[letter]
             problems.add("finite_axis", path, f"axis {axis} is {what} and must not scale ({_sizes(dim)}); {remedy}")
             return None
     ins = [d for d, letter in zip(dims, letters, strict=True) if letter in "ij"]
@@ -139,12 +155,11 @@ def _by_axes(path: str, dims: tuple[Dim, ...], classes: tuple[str, ...], problem
     return Placement("input-like", 1.0, dims[widths[0]].multiplier, unknown)
 
 
-def _overridden(path: str, dims: tuple[Dim, ...], override: str, problems: Reasons) -> Placement | None:
+def _overridden(path: str, dims: tuple[Dim, ...], override: str, start: Start, problems: Reasons) -> Placement | None:
     kind = next((k for k in KINDS if override in (k, k.removesuffix("-like"))), None)
     if kind is None:
         if set(override) <= set("ijokeh.") and fits(override, len(dims)):
-            layout = Layout("*", "*", override, "unknown")
-            return _lettered(path, dims, layout, Start("unknown"), problems)
+            return _lettered(path, dims, override, start, problems)
         problems.add("override", path, f"{override!r} is neither {_allowed()} nor letters for its {len(dims)} axes")
         return None
     widths = [d.multiplier for d in dims if d.infinite]
@@ -154,7 +169,7 @@ def _overridden(path: str, dims: tuple[Dim, ...], override: str, problems: Reaso
         return None
     m_in = widths[-1] if kind in ("hidden", "output-like") else 1.0
     m_out = widths[0] if kind in ("hidden", "input-like") else 1.0
-    return Placement(kind, m_in, m_out, Start("unknown"))
+    return Placement(kind, m_in, m_out, start)
 
 
 def _allowed() -> str:

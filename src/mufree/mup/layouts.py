@@ -55,6 +55,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("mlx:GRU", "bhn", "o", "uniform", "i", of="Wh"),
     Layout("mlx:LSTM", "W?", "oi", "uniform", "i", of="Wh"),
     Layout("mlx:LSTM", "bias", "o", "uniform", "i", of="Wh"),
+    Layout("mlx:Quantized*", "bias", "o", "unknown"),
     Layout("mlx:*Linear", "weight", "oi", "uniform", "i"),
     Layout("mlx:*Linear", "bias", "o", "uniform", "i", of="weight"),
     Layout("mlx_lm:SwitchLinear", "weight", "eoi", "uniform", "i"),

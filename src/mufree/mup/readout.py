@@ -8,9 +8,11 @@ the 1/m belongs to its use as a head, logits = (h · Wᵀ)·A_embedding/m.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dis import get_instructions
 from fnmatch import fnmatchcase
+from types import CodeType
 from typing import Any, Literal
 
 from ..errors import Reasons
@@ -68,15 +70,18 @@ def find_readout(
     heads = _untied(found, placements)
     tied = _tied(model, found, heads)
     if tied is None:
+        if readout_gain is not None:
+            problems.add("readout_gain", "readout_gain", "is for a tied head, and none is tied here; leave it off")
         return Readout("untied head" if heads else "no readout", tuple(leaf.path for leaf in heads))
+    named = _named_gains(found, tied, readout_gain, problems)
     placement = placements.get(tied.path)
     if placement is None or placement.kind != "input-like":
         return Readout("tied head", (tied.path,))
     share = forward.get(tied.path, 1.0) / placement.m_out / forward.get(READOUT, 1.0)
     if math.isclose(share, 1.0, rel_tol=1e-12):
         return Readout("tied head", (tied.path,), notes={tied.path: "tied; the model's own multiplier"})
-    gains = _final_gains(found, tied, readout_gain)
-    if not gains:
+    gains = _final_gains(found, tied) if named is None else named
+    if not gains and readout_gain is None:
         problems.add(
             "readout_gain",
             tied.path,
@@ -125,12 +130,16 @@ def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[
 
 
 def _tied(model: Any, found: Sequence[Leaf], heads: Sequence[Leaf]) -> Leaf | None:
-    """The embedding whose weight gives the logits too: its module's name and ``as_linear`` stand in one function."""
+    """The embedding whose weight gives the logits too.
+
+    Its module's name and ``as_linear`` stand in one function, or its ``weight`` is transposed.
+    """
     shared = [module.shared for _, module in modules(model) if hasattr(module, "shared")]
     for leaf in found:
         if any(leaf.owner is embedding for embedding in shared) and leaf.name == "weight":
             return leaf
-    named = [names for _, module in modules(model) for names in _names_beside_as_linear(type(module))]
+    classes = dict.fromkeys(type(module) for _, module in modules(model))
+    named = [names for kind in classes for names in _names_of_tied(kind)]
     sizes = {leaf.shape[0] for leaf in heads}
     for leaf in found:
         parts = leaf.path.split(".")
@@ -141,16 +150,36 @@ def _tied(model: Any, found: Sequence[Leaf], heads: Sequence[Leaf]) -> Leaf | No
     return None
 
 
-def _names_beside_as_linear(kind: type) -> list[frozenset[str]]:
-    codes = [getattr(value, "__code__", None) for value in vars(kind).values()]
-    if "as_linear" in vars(kind):
+def _names_of_tied(kind: type) -> list[frozenset[str]]:
+    if hasattr(kind, "as_linear"):
         return []
-    return [frozenset(code.co_names) for code in codes if code is not None and "as_linear" in code.co_names]
+    own = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    codes = [code for value in own.values() if (code := getattr(value, "__code__", None))]
+    beside = [frozenset(code.co_names) for code in codes if "as_linear" in code.co_names]
+    return [*beside, frozenset(name for code in codes for name in _transposed(code))]
 
 
-def _final_gains(found: Sequence[Leaf], tied: Leaf, pattern: str | None) -> tuple[str, ...]:
-    if pattern is not None:
-        return tuple(leaf.path for leaf in found if fnmatchcase(leaf.path, pattern))
+def _transposed(code: CodeType) -> Iterator[str]:
+    """Every ``name`` of an expression ``….name.weight.T``: any other may be a look-up, or a question of dtype."""
+    steps = [step.argval for step in get_instructions(code)]
+    for name, weight, turned in zip(steps, steps[1:], steps[2:], strict=False):
+        if weight == "weight" and turned in ("T", "transpose", "swapaxes"):
+            yield str(name)
+
+
+def _named_gains(found: Sequence[Leaf], tied: Leaf, pattern: str | None, problems: Reasons) -> tuple[str, ...] | None:
+    if pattern is None:
+        return None
+    named = [leaf for leaf in found if fnmatchcase(leaf.path, pattern)]
+    if not named:
+        problems.add("no_match", "readout_gain", f"{pattern!r} matches no parameter; give the final norm's")
+    for leaf in named:
+        if leaf.shape != (tied.shape[-1],):
+            problems.add("readout_gain", leaf.path, f"has shape {leaf.shape}; a final norm's is ({tied.shape[-1]},)")
+    return tuple(leaf.path for leaf in named)
+
+
+def _final_gains(found: Sequence[Leaf], tied: Leaf) -> tuple[str, ...]:
     repeated = [index for index, leaf in enumerate(found) if leaf.path != _skeleton(leaf.path)]
     after = found[max(repeated, default=-1) + 1 :]
     size = tied.shape[-1]

@@ -8,6 +8,7 @@ Table 3; Lemma J.1 joins them. At base width every factor is exactly 1.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,6 +18,11 @@ Decay = Literal["independent", "standard", "none"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FAMILIES: tuple[Family, ...] = get_args(Family)
 DECAYS: tuple[Decay, ...] = get_args(Decay)
+
+
+def is_multiplier(value: object) -> bool:
+    """Whether something can multiply a forward pass: a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..errors import Reasons
+from ..errors import Reasons, refuse
 from .attention import Carrier, query_carriers
+from .choices import Choices
 from .forward import READOUT, forward_multipliers
 from .kinds import Placement, place
 from .layouts import experimental
 from .readout import Readout, find_readout, own_readouts
-from .rules import DECAYS, FAMILIES, Decay, Family, factors
+from .rules import Decay, Family, factors
 from .scales import Scale, Scales
 from .shapes import NOTHING, BaseShapes, Dim
 from .walk import Leaf, leaves
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """The settings of :func:`mup_scales`, which says what each is."""
-
-    family: Family = "adam"
-    weight_decay: Decay = "independent"
-    scale_eps: bool = True
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    multipliers: Mapping[str, float] = field(default_factory=dict)
-    readout_gain: str | None = None
-    base_head_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +76,7 @@ def mup_scales(
 
 def decide(model: Any, base_shapes: BaseShapes, choices: Choices) -> Decided:
     """:func:`mup_scales`, with the placements that it is based on."""
-    _check_arguments(base_shapes, choices)
+    _check_base_shapes(base_shapes)
     found = leaves(model)
     dims = base_shapes.dims(model)
     problems = Reasons()
@@ -161,32 +149,27 @@ def _shifted(found: tuple[Leaf, ...], gains: Mapping[str, float]) -> set[str]:
     return {leaf.path for leaf in carriers if gain_offset(leaf)}
 
 
-def _check_arguments(base_shapes: object, choices: Choices) -> None:
-    problems = Reasons()
+def _check_base_shapes(base_shapes: object) -> None:
     if not isinstance(base_shapes, BaseShapes):
-        problems.add(
+        refuse(
             "base_shapes", "base_shapes", f"{base_shapes!r} are no base shapes: without them nothing can be scaled; "
             "make them with make_base_shapes(base, delta) or BaseShapes.load(path)",
         )  # fmt: skip
-    if choices.family not in FAMILIES:
-        problems.add("family", "family", f"{choices.family!r} is none of {', '.join(FAMILIES)}")
-    if choices.weight_decay not in DECAYS:
-        problems.add("weight_decay", "weight_decay", f"{choices.weight_decay!r} is none of {', '.join(DECAYS)}")
-    problems.refuse_if_any()
 
 
 def _same_array_twice(found: tuple[Leaf, ...], problems: Reasons) -> None:
-    first: dict[int, str] = {}
+    first: dict[int, Leaf] = {}
     for leaf in found:
         if leaf.owner is None or len(leaf.shape) < 2:
             continue
-        other = first.setdefault(id(leaf.value), leaf.path)
-        if other != leaf.path:
+        other = first.setdefault(id(leaf.value), leaf)
+        # One module under two names is one parameter: what the last name is given, the other has.
+        if other.owner is not leaf.owner:
             problems.add(
                 "not_tied",
                 leaf.path,
-                f"holds the very array of {other}, which in MLX ties nothing: they are two parameters and part at the "
-                "first update; call the embedding's as_linear in the forward pass, or use MuSharedReadout",
+                f"holds the very array of {other.path}, which in MLX ties nothing: they are two parameters and part at "
+                "the first update; call the embedding's as_linear in the forward pass, or use MuSharedReadout",
             )
 
 
@@ -198,7 +181,8 @@ def match_patterns(
     for pattern, value in patterns.items():
         hits = [leaf.path for leaf in found if fnmatchcase(leaf.path, pattern)]
         if not hits:
-            problems.add("no_match", where, f"{pattern!r} matches no parameter; paths look like {found[0].path!r}")
+            like = f"paths look like {found[0].path!r}" if found else "there is none"
+            problems.add("no_match", where, f"{pattern!r} matches no parameter; {like}")
         result.update(dict.fromkeys(hits, value))
     return result
 
@@ -218,7 +202,10 @@ def _place_all(
         if "int" in str(getattr(leaf.value, "dtype", "")):
             if not leaf.frozen:
                 problems.add(
-                    "packed", leaf.path, f"holds {leaf.value.dtype}, packed weights that no gradient can train"
+                    "packed",
+                    leaf.path,
+                    f"holds {leaf.value.dtype}, packed weights that no gradient can train; freeze its module, or give "
+                    "an array that is no parameter a name with a leading underscore",
                 )
             continue
         placement = place(

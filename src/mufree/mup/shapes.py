@@ -7,7 +7,6 @@ microsoft/mup's own YAML: a number is the base size of a width, ``null`` a finit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import Reasons, ShapeMismatch, refuse
+from . import bsh
 from .forward import forward_multipliers
 from .walk import leaves
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-_HEADER = "# Base shapes for muP, in YAML: a number is the base size of a width, null an axis that does not scale.\n"
-_FORWARD = "# Forward multipliers of the base model: "
 _SHOWN = 6
 
 
@@ -127,33 +125,17 @@ class BaseShapes(Mapping[str, tuple[int | None, ...]]):
 
     def save(self, path: str | Path) -> None:
         """Write a ``.bsh`` file that microsoft/mup reads too; saving what was loaded gives the same bytes."""
-        import yaml
-
-        text = yaml.safe_dump({p: list(w) for p, w in self.widths.items()}, indent=4, sort_keys=True)
-        forward = _FORWARD + json.dumps(dict(self.forward), sort_keys=True) + "\n" if self.forward else ""
-        Path(path).write_text(_HEADER + forward + text, encoding="utf-8")
+        Path(path).write_text(bsh.dump(self.widths, self.forward), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> BaseShapes:
         """Read a ``.bsh`` file, written here or by microsoft/mup.
 
         Raises:
-            Refused: The file is no mapping of paths to lists of whole numbers and ``null``.
+            Refused: The file is damaged, or no mapping of paths to lists of whole numbers and ``null``.
         """
-        import yaml
-
-        text = Path(path).read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-        if not isinstance(content, dict):
-            refuse("bsh", str(path), "is no .bsh file: it holds no mapping of parameter paths to base shapes")
-        problems = Reasons()
-        for name, shape in content.items():
-            sizes = shape if isinstance(shape, list) else [shape]
-            if not isinstance(shape, list) or any(s is not None and (type(s) is not int or s < 1) for s in sizes):
-                problems.add("bsh", f"{path}: {name}", f"{shape!r} is no list of whole numbers above 0 and null")
-        problems.refuse_if_any()
-        lines = [line.removeprefix(_FORWARD) for line in text.splitlines() if line.startswith(_FORWARD)]
-        return cls({str(n): tuple(s) for n, s in content.items()}, {}, json.loads(lines[0]) if lines else {})
+        widths, forward = bsh.read(path)
+        return cls(widths, {}, forward)
 
 
 def make_base_shapes(base: Any, delta: Any = None, *, base_width: int = 64) -> BaseShapes:
@@ -182,10 +164,11 @@ def make_base_shapes(base: Any, delta: Any = None, *, base_width: int = 64) -> B
     if delta is None:
         if not _is_factory(base):
             refuse("delta", "delta", "is missing: give a second model that differs in every width, or a factory")
+        if type(base_width) is not int or base_width < 1:
+            refuse("out_of_range", "base_width", f"{base_width!r} is no width; give a whole number above 0")
         make: Callable[[int], Any] = base
         base, delta = make(base_width), make(2 * base_width)
-    if isinstance(base, BaseShapes):
-        refuse("base", "base", "is BaseShapes already; use it as it is")
+    _check_models(base, delta)
     before = {leaf.path: leaf.shape for leaf in leaves(base)}
     after = {leaf.path: leaf.shape for leaf in leaves(delta)}
     problems = Reasons()
@@ -201,6 +184,16 @@ def make_base_shapes(base: Any, delta: Any = None, *, base_width: int = 64) -> B
         for path, shape in before.items()
     }
     return BaseShapes(widths, before, forward_multipliers(base))
+
+
+def _check_models(base: object, delta: object) -> None:
+    problems = Reasons()
+    for name, model in (("base", base), ("delta", delta)):
+        if isinstance(model, BaseShapes):
+            problems.add(name, name, "is BaseShapes already; use it as it is")
+        elif not leaves(model):
+            problems.add(name, name, f"{model!r} has no parameters; give a model, a tree of arrays or {{path: shape}}")
+    problems.refuse_if_any()
 
 
 def _is_factory(value: object) -> bool:

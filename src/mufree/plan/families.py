@@ -71,7 +71,7 @@ def _pinned(kind: Kind, value: Any, why: str) -> Option:
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-8
 _AVERAGING = {
-    "r": Option(kind="real", default=0.0),
+    "r": Option(kind="real", default=0.0, allowed=Interval(0.0, 4.0)),  # (k+1)^r is summed in float32
     "weight_lr_power": Option(kind="real", default=2.0),
 }
 _ANYPRECISION = {

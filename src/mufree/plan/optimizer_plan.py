@@ -89,7 +89,7 @@ class OptimizerPlan:
     def has_constant_rate(self) -> bool:
         """Whether one number is the rate of every update (schedule-free optimizers warm up by themselves)."""
         flat = self.scheduler in ("constant", "constant_with_warmup")
-        return self.family.schedule_free or (flat and self.warmup_updates == 0 and self.past_end == "hold")
+        return self.family.schedule_free or (flat and self.warmup_updates == 0)
 
     @property
     def needs_model(self) -> bool:
@@ -155,7 +155,7 @@ class OptimizerPlan:
         """Read :meth:`to_json`'s text; see :meth:`from_metadata`."""
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             refuse("not_json", "plan", f"the text is not JSON ({error}); give what to_json wrote")
         return cls.from_metadata(data, decay_mask=decay_mask)
 

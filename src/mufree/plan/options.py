@@ -34,10 +34,10 @@ def check_betas(reasons: Reasons, value: Any) -> tuple[float, float] | None:
 
 def parse_option_string(reasons: Reasons, text: Any) -> dict[str, str]:
     """``"key=value,key=value"`` as a dict; a mapping is taken as it is."""
-    if text is None or text == "":
-        return {}
     if isinstance(text, Mapping):
         return {str(key): str(value) for key, value in text.items()}
+    if text is None or (isinstance(text, str) and not text.strip()):
+        return {}
     if not isinstance(text, str):
         reasons.add("not_a_string", "optim_args", f"{text!r} is not a string; write it as 'key=value,key=value'")
         return {}
@@ -85,8 +85,9 @@ def check_options(reasons: Reasons, family: Family, name: str, text: Any, weight
     for key, raw in parse_option_string(reasons, text).items():
         field = f"optim_args.{key}"
         if key in family.options:
-            value = read_option(reasons, field, raw, family.options[key])
-            if value is not None:
+            option = family.options[key]
+            value = read_option(reasons, field, raw, option)
+            if value is not None and not option.only:
                 values[key] = value
         elif key == "weight_decay" and _same_number(raw, weight_decay):
             continue

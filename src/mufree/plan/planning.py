@@ -8,13 +8,12 @@ from typing import Any, cast
 from mufree.errors import Reasons
 
 from . import ranges
+from .agreement import Asked, check_rule
 from .cautions import cautions
-from .families import Family
-from .names import Built, check_name, family_of, normalised
+from .names import BUILT, check_name, family_of, normalised
 from .optimizer_plan import DecayMask, OptimizerPlan, PastEnd
-from .options import check_betas, check_common, check_options, own_options
-from .ranges import NON_NEGATIVE, POSITIVE
-from .schedule_options import Schedule, check_schedule
+from .ranges import POSITIVE
+from .schedule_options import check_schedule
 from .updates import count_updates, count_warmup
 
 
@@ -82,28 +81,16 @@ def plan_optimizer(
     updates = count_updates(reasons, total_updates, iters, grad_accumulation_steps)
     warmup = count_warmup(reasons, warmup_ratio, warmup_steps, warmup_rounding, updates.total)
     schedule = check_schedule(reasons, scheduler, scheduler_kwargs, lr=rate, warmup=warmup, total=updates.total)
-    end = ranges.choice(reasons, "past_end", past_end, ("hold", "refuse"))
+    end = _check_end(reasons, past_end, updates.total)
     mask = _check_mask(reasons, decay_mask)
     coupled = ranges.flag(reasons, "coupled_weight_decay", coupled_weight_decay)
-    common = {"betas": betas, "eps": eps, "momentum": momentum}
-    if built is None:
-        _check_without_family(reasons, common)
-        reasons.refuse_if_any()
-    family = family_of(cast(Built, built))
-    key = normalised(optimizer)
-    given = check_options(reasons, family, key, optim_args, weight_decay)
-    _check_decay(reasons, family, key, decay, coupled=coupled)
-    if family.schedule_free:
-        _check_schedule_free(reasons, key, schedule, past_end)
-    values = check_common(reasons, family, key, common, given)
-    if family.schedule_free and 0.0 in ((values["betas"] or (1.0,))[0], values["momentum"]):
-        reasons.add("out_of_range", "betas" if family.betas else "momentum", "0 leaves no average; give a β1 in (0, 1)")
-    if cast(Built, built).betas is not None and betas is None:
-        values["betas"] = cast(Built, built).betas
+    key = normalised(optimizer) if built else ""
+    asked = Asked(name=key, schedule=schedule, rate=rate, decay=decay, coupled=coupled, end=end)
+    own = check_rule(reasons, built, {"betas": betas, "eps": eps, "momentum": momentum}, optim_args, asked)
     reasons.refuse_if_any()
     plan = OptimizerPlan(
         requested_optimizer=key,
-        optimizer_name=family.optimizer_name,
+        optimizer_name=family_of(BUILT[key]).optimizer_name,
         peak_lr=cast(float, rate),
         scheduler=schedule.name,
         scheduler_options=tuple(sorted(schedule.options.items())),
@@ -113,12 +100,11 @@ def plan_optimizer(
         weight_decay=cast(float, decay),
         decay_mask=mask,
         coupled_weight_decay=coupled,
-        options=own_options(family, given),
         max_grad_norm=clip,
         iters=None if iters is None else int(iters),
         grad_accumulation_steps=int(grad_accumulation_steps),
         leftover_micro_batches=updates.leftover,
-        **values,
+        **own,
     )
     return cautions(plan, asked_for_warmup=bool(warmup_ratio or warmup_steps))
 
@@ -126,7 +112,7 @@ def plan_optimizer(
 def _check_mask(reasons: Reasons, value: Any) -> DecayMask:
     if callable(value):
         return cast(DecayMask, value)
-    if value not in ("all", "hf"):
+    if not isinstance(value, str) or value not in ("all", "hf"):
         reasons.add(
             "unknown_value", "decay_mask", f"{value!r} is not known; give 'all', 'hf' or a function of path and array"
         )
@@ -134,39 +120,8 @@ def _check_mask(reasons: Reasons, value: Any) -> DecayMask:
     return cast(DecayMask, value)
 
 
-def _check_without_family(reasons: Reasons, common: Mapping[str, Any]) -> None:
-    """Ranges that hold for every optimizer, when the name already failed."""
-    if common["betas"] is not None:
-        check_betas(reasons, common["betas"])
-    for field in ("eps", "momentum"):
-        if common[field] is not None:
-            ranges.real(reasons, field, common[field], NON_NEGATIVE)
-
-
-def _check_decay(reasons: Reasons, family: Family, name: str, decay: float | None, *, coupled: bool) -> None:
-    if coupled and family.decay == "decoupled":
-        reasons.add(
-            "conflict",
-            "coupled_weight_decay",
-            f"True, but {name}'s decay is decoupled; leave it out, or take an L2 optimizer",
-        )
-    if decay and family.decay == "none" and not coupled:
-        reasons.add(
-            "not_read",
-            "weight_decay",
-            f"{decay!r} is not taken by MLX's {family.optimizer_name}; give 0, or coupled_weight_decay=True for L2"
-            + (", or adamw_torch for decoupled decay" if name == "adam" else ""),
-        )
-
-
-def _check_schedule_free(reasons: Reasons, name: str, schedule: Schedule, past_end: str) -> None:
-    if schedule.name not in ("", "constant", "constant_with_warmup"):
-        reasons.add(
-            "conflict",
-            "scheduler",
-            f"{schedule.name!r} would multiply into {name}, which has none; give 'constant' or 'constant_with_warmup'",
-        )
-    if schedule.warmup and name == "schedule_free_radam":
-        reasons.add("not_read", "warmup_steps", f"{schedule.warmup} is not read by {name}, which has no warmup; give 0")
-    if past_end == "refuse":
-        reasons.add("conflict", "past_end", f"'refuse', but {name} has no end to keep to; give 'hold'")
+def _check_end(reasons: Reasons, value: Any, total: int | None) -> str | None:
+    end = ranges.choice(reasons, "past_end", value, ("hold", "refuse"))
+    if end == "refuse" and total is None:
+        reasons.add("needs_total", "past_end", "'refuse', but no end is declared; give total_updates or iters")
+    return end

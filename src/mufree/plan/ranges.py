@@ -36,6 +36,7 @@ NON_NEGATIVE = Interval()
 POSITIVE = Interval(open_low=True)
 SHARE = Interval(0.0, 1.0)
 BELOW_ONE = Interval(0.0, 1.0, open_high=True)
+MOST = 10**9  # of anything counted: a table of rates holds four bytes an update
 
 
 def as_float32(value: float) -> float:
@@ -51,12 +52,20 @@ def is_number(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
+def _as_float(value: Any) -> float:
+    """The value as a float, without the sign of a zero; infinite where it is too large."""
+    try:
+        return float(value) + 0.0
+    except OverflowError:
+        return math.inf
+
+
 def real(reasons: Reasons, field: str, value: Any, allowed: Interval = NON_NEGATIVE) -> float | None:
     """A finite float32-representable number in ``allowed``, or ``None`` with the problem kept."""
     if not is_number(value):
         reasons.add("not_a_number", field, f"{value!r} is not a number; give a finite number {allowed}")
         return None
-    number = float(value)
+    number = _as_float(value)
     if not math.isfinite(number):
         reasons.add("not_finite", field, f"{value!r} is not finite; give a finite number {allowed}")
     elif number not in allowed:
@@ -71,11 +80,12 @@ def real(reasons: Reasons, field: str, value: Any, allowed: Interval = NON_NEGAT
 
 
 def whole(reasons: Reasons, field: str, value: Any, *, low: int = 0) -> int | None:
-    """A whole number ≥ ``low``, or ``None`` with the problem kept."""
-    if not is_number(value) or not math.isfinite(value) or value != int(value):
-        reasons.add("not_whole", field, f"{value!r} is not a whole number; give an integer ≥ {low}")
-    elif value < low:
-        reasons.add("out_of_range", field, f"{value!r} is out of range; give an integer ≥ {low}")
+    """A whole number from ``low`` to :data:`MOST`, or ``None`` with the problem kept."""
+    allowed = f"an integer in [{low}, {MOST}]"
+    if not is_number(value) or (math.isfinite(_as_float(value)) and value != int(value)) or value != value:
+        reasons.add("not_whole", field, f"{value!r} is not a whole number; give {allowed}")
+    elif not low <= value <= MOST:
+        reasons.add("out_of_range", field, f"{value!r} is out of range; give {allowed}")
     else:
         return int(value)
     return None

@@ -50,7 +50,7 @@ def check_schedule(
     reasons: Reasons, scheduler: Any, options: Any, *, lr: float | None, warmup: int, total: int | None
 ) -> Schedule:
     """A schedule in transformers' or in mlx-lm's way, each problem kept."""
-    mapping = scheduler if isinstance(scheduler, Mapping) else options if scheduler == mlx_lm.NAME else None
+    mapping = scheduler if isinstance(scheduler, Mapping) else options if _is(scheduler, mlx_lm.NAME) else None
     if isinstance(mapping, Mapping):
         if options is not None and mapping is scheduler:
             reasons.add(
@@ -68,10 +68,14 @@ def check_schedule(
     return Schedule(name, check_schedule_options(reasons, name, options, lr=lr, warmup=warmup, total=total), warmup)
 
 
+def _is(value: Any, *names: str) -> bool:
+    return isinstance(value, str) and value in names
+
+
 def check_schedule_name(reasons: Reasons, name: Any) -> str | None:
     """A schedule's name, stripped and lower-cased, or ``None`` with the problem kept."""
     key = name.strip().lower() if isinstance(name, str) else name
-    if key in METRIC_DRIVEN:
+    if _is(key, *METRIC_DRIVEN):
         reasons.add(
             "needs_metric",
             "scheduler",
@@ -96,7 +100,11 @@ def check_schedule_options(
         if value is not None:
             values[str(key)] = value
     if total is None and name not in NEEDS_NO_TOTAL:
-        reasons.add("needs_total", "total_updates", f"None, but {name} needs an end; give total_updates or iters")
+        reasons.add(
+            "needs_total",
+            "total_updates",
+            f"None, but {name} needs an end for its table of rates; give total_updates or iters",
+        )
     _check_together(reasons, name, values, lr=lr, warmup=warmup, total=total)
     return values
 

@@ -1,19 +1,18 @@
-"""Settings from where people have them: a transformers ``TrainingArguments`` JSON, or our own YAML or JSON.
+"""The settings that a transformers ``TrainingArguments`` dict means.
 
-A ``TrainingArguments`` file describes a transformers run, so its defaults are transformers': decay spares biases and
+Such a file describes a transformers run, so its defaults are transformers': decay spares biases and
 norms, gradients are clipped at ``max_grad_norm`` (0 is off), ``weight_decay`` reaches every optimizer, coupled where
 torch couples it, and Adam's betas and eps reach only the optimizers that transformers hands them to.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from mufree.errors import Reasons, refuse
+from mufree.errors import Reasons
 
 from .names import BUILT, family_of, normalised
 from .ranges import is_number
@@ -34,11 +33,14 @@ HF_DEFAULTS: Mapping[str, Any] = {
     "max_steps": -1,
     "gradient_accumulation_steps": 1,
     "optim_target_modules": None,
+    "deepspeed": None,
+    "adafactor": False,
 }
 ADAM_EPS_FORMS = ("adamw", "adamw_anyprecision", "adamw_hf", "schedule_free_adamw", "schedule_free_radam")
 BETAS_FORMS = (*ADAM_EPS_FORMS, "lion")
 RATIO_END = 1.0
-PLAIN_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+NEAR = 0.85  # how alike two names must be; the nearest that transformers itself has are 0.80
+OVERRIDING = ("optimizer", "scheduler")  # what a DeepSpeed configuration may bring in place of transformers' own
 
 
 def from_training_arguments(data: Mapping[str, Any], *, total_updates: int | None = None) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def from_training_arguments(data: Mapping[str, Any], *, total_updates: int | Non
 
     Args:
         data: ``TrainingArguments.to_dict()``, whole or in part; what is missing has transformers' default. Fields that
-            say nothing about optimizer or schedule are left alone.
+            say nothing about optimizer or schedule are left alone; a name that is nearly one of those that do is not.
         total_updates: The run's updates, where ``max_steps`` does not say (-1): that depends on the data.
 
     Raises:
@@ -54,11 +56,8 @@ def from_training_arguments(data: Mapping[str, Any], *, total_updates: int | Non
     """
     reasons = Reasons()
     values = {key: _plain(data.get(key, default)) for key, default in HF_DEFAULTS.items()}
-    if values["optim_target_modules"] is not None:
-        reasons.add(
-            "not_built", "optim_target_modules", f"{values['optim_target_modules']!r} is for low-rank optimizers"
-        )
-    if data.get("adafactor") is True:
+    _check_rest(reasons, data, values)
+    if values["adafactor"] is True:
         values["optim"] = "adafactor"
     settings: dict[str, Any] = {
         "optimizer": values["optim"],
@@ -75,6 +74,28 @@ def from_training_arguments(data: Mapping[str, Any], *, total_updates: int | Non
     }
     reasons.refuse_if_any()
     return settings | _reached(values)
+
+
+def _check_rest(reasons: Reasons, data: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """What no plan can hold, and names that nothing reads but were surely meant for one that something does."""
+    for key in data:
+        near = difflib.get_close_matches(str(key), HF_DEFAULTS, n=1, cutoff=NEAR)
+        if key not in HF_DEFAULTS and near:
+            reasons.add("unknown_key", str(key), f"is no field of TrainingArguments; did you mean {near[0]!r}?")
+    if values["optim_target_modules"] is not None:
+        reasons.add(
+            "not_built",
+            "optim_target_modules",
+            f"{values['optim_target_modules']!r} is for low-rank optimizers, which are not built; take it out",
+        )
+    deepspeed = values["deepspeed"]
+    if deepspeed and not (isinstance(deepspeed, Mapping) and not set(OVERRIDING) & set(deepspeed)):
+        reasons.add(
+            "not_built",
+            "deepspeed",
+            f"{deepspeed!r} may bring an optimizer and a schedule of its own; set null and name them in optim and "
+            "lr_scheduler_type",
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -94,7 +115,10 @@ def _options(reasons: Reasons, value: Any) -> Any:
 
 
 def _total(reasons: Reasons, max_steps: Any, given: int | None) -> Any:
-    known = is_number(max_steps) and max_steps > 0
+    if max_steps is not None and not is_number(max_steps):
+        reasons.add("not_a_number", "max_steps", f"{max_steps!r} is not a number; give the updates, or -1 if unknown")
+        return None
+    known = max_steps is not None and not max_steps <= 0
     if known and given is not None and given != max_steps:
         reasons.add("conflict", "total_updates", f"{given!r}, but max_steps is {max_steps!r}; give one of them")
     return max_steps if known else given
@@ -126,32 +150,3 @@ def _reached(values: Mapping[str, Any]) -> dict[str, Any]:
     if family_of(built).decay == "none" and values["weight_decay"]:
         found["coupled_weight_decay"] = True
     return found
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """A mapping from a YAML or JSON file.
-
-    Raises:
-        Refused: The file cannot be read, or holds no mapping.
-    """
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_loader())  # noqa: S506
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        refuse("unreadable", str(path), f"cannot be read ({error}); give a YAML or JSON file")
-    if not isinstance(data, dict):
-        refuse("not_a_mapping", str(path), f"holds {type(data).__name__}; give a mapping of setting to value")
-    return data
-
-
-def _loader() -> Any:
-    """PyYAML's safe loader, for which ``1e-3`` is a number as in YAML 1.2 and not a string."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        """Safe, with plain exponents."""
-
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", PLAIN_EXPONENT, list("-+0123456789."))
-    return Loader

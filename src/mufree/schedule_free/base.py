@@ -86,7 +86,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         check_rate(reasons, value)
         reasons.refuse_if_any()
         self._rate = None if isinstance(value, mx.array) else float(value)
-        self.state["learning_rate"] = mx.array(value, self._scalar_dtype) if self._rate is not None else value
+        self.state["learning_rate"] = self._scalar(value)
 
     @property
     def scheduled_lr(self) -> mx.array:
@@ -96,6 +96,10 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
     @property
     def _scalar_dtype(self) -> mx.Dtype:
         return self.state[RESERVED]["weight_sum"].dtype
+
+    def _scalar(self, value: Any) -> mx.array:
+        """A rate as an array without axes: with one it would give one to parameters that have none."""
+        return value.reshape(()) if isinstance(value, mx.array) else mx.array(float(value), self._scalar_dtype)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -245,15 +249,13 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
     def _advance(self, gradients: Any, parameters: Any, commit: Callable[[dict[str, mx.array]], Any]) -> None:
         if self._held is not None and not tracing(self.step):
             self._refuse_while_held("an update was asked for")
-        check_gradients(gradients, parameters)
+        check_gradients(self._layout, gradients, parameters, self._state if self._initialized else {})
         if not self._initialized:
             self.init(beside(gradients, parameters))
-        members = self._members(gradients, parameters)
         k = self.step
-        for name, schedule in self._schedulers.items():
-            value = schedule(k)
-            self.state[name] = value if isinstance(value, mx.array) else mx.array(value, self._scalar_dtype)
-        self.state["step"] = k + 1
+        scheduled = {name: self._scalar(schedule(k)) for name, schedule in self._schedulers.items()}
+        members = self._members(gradients, parameters)
+        self.state.update(scheduled, step=k + 1)
         scalars, shared = advance_scalars(
             self._layout, self._averaging, k, self.state["learning_rate"], self.state[RESERVED], members
         )
@@ -268,6 +270,8 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
             reasons = Reasons()
             check_parameters(reasons, beside(gradients, parameters), self._scales)
             reasons.refuse_if_any()
+            if any(parameter.dtype == mx.float64 for _, _, parameter in joining):
+                self._widen()
             mirror(gradients, self._state)
             states = {path: leaf for path, _, leaf in walk(gradients, self._state)}
             for path, gradient, parameter in joining:

@@ -15,8 +15,12 @@ from .scales import ScaleMapping, check_scales
 
 MAX_R = 4.0
 """(k+1)^r is summed in float32: at r = 4 and ten million updates 1e35, next to the largest there is."""
-LEAST_WEIGHT = 1e-30
-"""Smallest learning_rate ** weight_lr_power that float32 sums without loss after a warmup."""
+LEAST_WEIGHT = -30
+"""Smallest learning_rate ** weight_lr_power that float32 sums without loss after a warmup, as a power of ten."""
+LARGEST_SUM, LONG_RUN = 38, 7
+"""Powers of ten: what float32 can hold, and the updates of a run for which the weight sum must stay below it."""
+MOST_UPDATES = 2**31 - 1
+"""Longest warmup that can be asked for."""
 
 
 def is_number(value: Any) -> bool:
@@ -25,7 +29,7 @@ def is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(float(value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -62,15 +66,17 @@ class Settings(Reasons):
         self.non_negative("weight_lr_power", weight_lr_power)
         if self.non_negative("r", r) and float(r) > MAX_R:
             self.add("out_of_range", "r", f"{r!r}; float32 cannot sum (k+1)^r beyond r = {MAX_R:g}")
-        self._check_weight(learning_rate, weight_lr_power)
+        self._check_weight(learning_rate, weight_lr_power, r)
         if scales is not None:
             check_scales(self, scales, family)
 
-    def _check_weight(self, rate: Any, power: Any) -> None:
-        if not (is_number(rate) and is_number(power) and not callable(rate)) or float(rate) <= 0 or float(power) < 0:
+    def _check_weight(self, rate: Any, power: Any, r: Any) -> None:
+        if callable(rate) or not all(map(is_number, (rate, power, r))):
+            return
+        if float(rate) <= 0 or float(power) < 0 or not 0 <= float(r) <= MAX_R:
             return
         exponent = float(power) * math.log10(float(rate))
-        if not math.log10(LEAST_WEIGHT) < exponent < -math.log10(LEAST_WEIGHT):
+        if not LEAST_WEIGHT < exponent < LARGEST_SUM - LONG_RUN * (1 + float(r)):
             self.add(
                 "out_of_range",
                 "weight_lr_power",
@@ -88,11 +94,11 @@ class Settings(Reasons):
     def whole(self, name: str, value: Any) -> None:
         """Note ``value`` unless it is a whole number ≥ 0."""
         try:
-            good = not isinstance(value, bool) and operator.index(value) >= 0
+            good = not isinstance(value, bool) and 0 <= operator.index(value) <= MOST_UPDATES
         except TypeError:
             good = False
         if not good:
-            self.add("out_of_range", name, f"{value!r}; give a whole number of updates ≥ 0")
+            self.add("out_of_range", name, f"{value!r}; give a whole number of updates from 0 to {MOST_UPDATES}")
 
     def interpolation(self, name: str, value: Any) -> float:
         """β1 as a float, noted unless it is in (0, 1], or in [0, 1] where the model holds ``x``."""

@@ -24,6 +24,7 @@ class Held:
         weights: Every array of the model, by path, as it was.
         states: The state of ``optimizer`` as it was.
         steps: ``step`` of each member.
+        block: Whether an :func:`averaged` block put ``x`` in, whose end takes it out.
     """
 
     optimizer: Any
@@ -34,9 +35,10 @@ class Held:
     weights: dict[str, mx.array]
     states: list[Any]
     steps: list[mx.array]
+    block: bool
 
     @classmethod
-    def enter(cls, optimizer: Any, members: list[Any], model: Any) -> Held:
+    def enter(cls, optimizer: Any, members: list[Any], model: Any, *, block: bool) -> Held:
         """Put ``x`` into ``model`` and remember the way back; refuses before anything has changed."""
         weights = dict(walk(parameter_tree(model)))
         placed: dict[str, mx.array] = {}
@@ -51,8 +53,12 @@ class Held:
             weights=weights,
             states=[copy_containers(part.state) for part in _parts(optimizer)],
             steps=[member.step for member in members],
+            block=block,
         )
         place(model, placed)
+        # A module that is in the model twice has two paths and one array, the last one placed.
+        now = dict(walk(parameter_tree(model)))
+        held.placed = {path: now[path] for path in placed}
         for member in members:
             member._held = held
         return held
@@ -60,7 +66,7 @@ class Held:
     def check_model(self, model: Any) -> None:
         """Refuse another model than the one that holds ``x``."""
         if model is not self.model:
-            refuse("other_model", "model", "not the one that eval was called with; give that one")
+            refuse("other_model", "model", "not the one that holds the average x; give that one, or end that first")
 
     def updates(self) -> int | None:
         """How many updates ran since; None if a failed trace has left the state without values."""

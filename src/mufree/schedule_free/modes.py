@@ -52,8 +52,8 @@ class Modes:
         Also after an exception. Nothing happens if the model holds ``x`` already.
 
         Raises:
-            Refused: On entry, if the model lacks parameters of this optimizer. On exit, if updates ran inside (they
-                are undone) or other weights were put into the model inside (they are dropped).
+            Refused: On entry, if the model lacks parameters of this optimizer or another one holds ``x``. On exit, if
+                updates ran inside (they are undone) or other weights were put in (they are dropped).
         """
         return averaged(self, model)
 
@@ -61,10 +61,17 @@ class Modes:
         """Put the average ``x`` into ``model`` until :meth:`train`; updates are refused meanwhile. Idempotent.
 
         Raises:
-            Refused: If the model lacks parameters of this optimizer.
+            Refused: If the model lacks parameters of this optimizer, or another model holds ``x`` already.
         """
-        if self._held is None and self._layout.form.holds == "y":
-            Held.enter(self, [self], model)
+        if self._held is not None:
+            self._held.check_model(model)
+        elif self._layout.form.holds == "y":
+            Held.enter(self, [self], model, block=False)
+
+    @property
+    def holds_average(self) -> bool:
+        """Whether :meth:`eval` or :meth:`averaged` has put ``x`` where ``y`` was: not to update, nor to resume from."""
+        return self._held is not None
 
     def train(self, model: Any, *, discard: bool = False) -> None:
         """Put the ``y`` arrays that :meth:`eval` took out back into ``model``. Idempotent.
@@ -74,12 +81,14 @@ class Modes:
             discard: Drop weights that were put into the model in the meantime, instead of refusing.
 
         Raises:
-            Refused: If compiled updates ran meanwhile (they are undone), or if the weights are not those that
-                :meth:`eval` put there (nothing is changed).
+            Refused: If compiled updates ran meanwhile (they are undone), if the weights are not those that
+                :meth:`eval` put there (nothing is changed), or inside an :meth:`averaged` block, whose end does this.
         """
         if self._held is None:
             return
         self._held.check_model(model)
+        if self._held.block:
+            refuse("in_block", "model", "holds x until the averaged block ends; leave the block, then train on")
         problem = self._held.swapped() if not discard else None
         if problem is not None:
             raise problem
@@ -154,11 +163,14 @@ def averaged(optimizer: Any, model: Any) -> Iterator[None]:
         True
     """
     members = [member for member in schedule_free_members(optimizer) if member._layout.form.holds == "y"]
+    for member in members:
+        if member._held is not None:
+            member._held.check_model(model)
     members = [member for member in members if member._held is None]
     if not members:
         yield
         return
-    held = Held.enter(optimizer, members, model)
+    held = Held.enter(optimizer, members, model, block=True)
     try:
         yield
     except BaseException as error:
@@ -173,12 +185,12 @@ def averaged(optimizer: Any, model: Any) -> Iterator[None]:
 
 
 def schedule_free_members(optimizer: Any) -> Sequence[Any]:
-    """The schedule-free optimizers in ``optimizer``, itself or the children of a ``MultiOptimizer``, at any depth.
+    """As :func:`members_of`, but at least one.
 
     Raises:
         Refused: If there is none.
     """
-    found = list(_members(optimizer))
+    found = list(members_of(optimizer))
     if not found:
         refuse(
             "no_schedule_free",
@@ -189,8 +201,9 @@ def schedule_free_members(optimizer: Any) -> Sequence[Any]:
     return found
 
 
-def _members(optimizer: Any) -> Iterator[Any]:
+def members_of(optimizer: Any) -> Iterator[Any]:
+    """Each schedule-free optimizer in ``optimizer``, itself or the children of a ``MultiOptimizer`` at any depth."""
     if isinstance(optimizer, Modes):
         yield optimizer
     for child in getattr(optimizer, "optimizers", ()):
-        yield from _members(child)
+        yield from members_of(child)

@@ -50,9 +50,10 @@ class RectifiedAdam(Rule):
     def length(self, k1: mx.array) -> mx.array:
         """ρ after ``k1`` updates.
 
-        Written as above, float32 would cancel 2000 against 2000 at β2 = 0.999. With ``t = −(k+1)·log β2`` and
-        ``B(t) = t/(e^t − 1) − 1 + t/2`` it is ``(k+1) − 2B(t)/a`` up to a constant, ``a = −log β2``, and B is small.
-        In float64 the cancellation is harmless, and the plain formula agrees with PyTorch to the last bit.
+        With ``a = −log β2`` and ``t = (k+1)·a`` it is ``ρ∞ − (2/a)·t/(e^t − 1)``. For small t float32 would cancel 2000
+        against 2000 at β2 = 0.999; there it is ``(k+1) + ρ∞ − 2/a − (2/a)·B(t)``, where
+        ``B(t) = t/(e^t − 1) − 1 + t/2`` is small. In float64 the cancellation is harmless, and the plain formula agrees
+        with PyTorch to the last bit.
         """
         if k1.dtype == mx.float64:
             power = mx.power(self.adam.beta2, k1)
@@ -63,8 +64,8 @@ class RectifiedAdam(Rule):
         series = mx.zeros_like(t)
         for coefficient in reversed(BERNOULLI):
             series = (series + coefficient) * squared
-        excess = mx.where(t < 0.5, series, t / mx.expm1(mx.maximum(t, 0.25)) - 1 + t / 2)
-        return (k1 + (self.longest - 2 / a)) - excess * (2 / a)
+        early = (k1 + (self.longest - 2 / a)) - series * (2 / a)
+        return mx.where(t < 0.5, early, self.longest - t / mx.expm1(mx.maximum(t, 0.25)) * (2 / a))
 
     def rate(self, k1: mx.array, learning_rate: mx.array) -> mx.array:
         longest, length = self.longest, self.length(k1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, SupportsFloat
 
 from ..errors import Reasons
 from .rule import Multipliers
@@ -43,8 +43,8 @@ def check_scales(reasons: Reasons, scales: ScaleMapping, family: str) -> None:
         return
     for path, scale in scales.items():
         for name in ("lr", "eps", "weight_decay"):
-            value = getattr(scale, name)
-            if not (math.isfinite(value) and value >= 0):
+            value = getattr(scale, name, None)
+            if not (isinstance(value, SupportsFloat) and math.isfinite(value) and float(value) >= 0):
                 reasons.add("out_of_range", f"scales[{path!r}].{name}", f"{value!r}; a finite number ≥ 0 is needed")
 
 

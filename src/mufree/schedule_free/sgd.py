@@ -51,7 +51,7 @@ class SGDScheduleFree(ScheduleFree):
 
     Args:
         learning_rate: Peak rate γ, a number or a schedule of the update's number; usually larger than that of
-            gradient descent with a schedule, by 1 to 50 times.
+            gradient descent with a schedule, by 10 to 50 times.
         momentum: β, the interpolation between ``z`` and ``x`` in ``(0, 1]``; there is no velocity.
         weight_decay: λ. Each update takes ``γ·λ·y`` from ``z``: multiplied by the learning rate, taken at ``y``.
         warmup_steps: Updates of linear warmup, a whole number.

@@ -13,13 +13,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import Reasons
+from ..errors import CheckpointError, Reasons, refuse
 from .averaging import HOLDS_X, RESERVED, initial_scalars
 from .form import HALF, Form, Leaf, working_dtype
 from .rule import Rule
 from .tree import walk
 
 FLOATING = (mx.float16, mx.bfloat16, mx.float32, mx.float64)
+PRECISE = (mx.float32, mx.float64)
+WHOLE = (mx.uint64, mx.int64, mx.uint32, mx.int32)
 TAKEN = ("step", "learning_rate", RESERVED)
 """Top-level names of the state that a parameter tree must not use."""
 
@@ -59,10 +61,11 @@ class Layout:
         """Note every array of a parameter's state that is missing, of another shape or dtype, or unknown."""
         found = leaf if isinstance(leaf, dict) else {}
         wanted = self.dtypes(parameter)
+        needed = f"and a {parameter.dtype} parameter needs it; load a complete state, and change no model in a run"
         for name, dtype in wanted.items():
             array = found.get(name)
             if not isinstance(array, mx.array):
-                reasons.add("missing", f"{path}.{name}", "not in the optimizer state; load a complete state")
+                reasons.add("missing", f"{path}.{name}", f"not in the optimizer state, {needed}")
             elif array.shape != parameter.shape:
                 message = f"shape {array.shape} in the optimizer state, the parameter has {parameter.shape}"
                 reasons.add("shape", f"{path}.{name}", f"{message}; load the state of this model")
@@ -102,20 +105,49 @@ def check_parameters(reasons: Reasons, parameters: Any, known_paths: Iterable[st
             reasons.add("unscaled", path, "has no scale; make the scales from this model")
 
 
-def check_gradients(gradients: Any, parameters: Any) -> None:
-    """Refuse gradients without a parameter or of another shape, which would broadcast into it."""
-    reasons = Reasons()
-    for path, gradient, parameter in walk(gradients, parameters):
+def check_gradients(layout: Layout, gradients: Any, parameters: Any, state: Any) -> None:
+    """Refuse what cannot be one update, before anything has changed.
+
+    Args:
+        layout: What the state of a parameter has.
+        gradients: Arrays in dicts, lists and tuples; another shape than the parameter's would broadcast into it.
+        parameters: The parameters.
+        state: State that was checked when it started, in case a parameter has changed its shape or precision since.
+
+    Raises:
+        Refused: With every path at fault.
+        CheckpointError: If a state does not fit its parameter.
+    """
+    if not isinstance(gradients, dict):
+        refuse("tree", "gradients", f"a {type(gradients).__name__}; give a dict of gradients")
+    reasons, stale = Reasons(), Reasons()
+    wanted: dict[mx.Dtype, dict[str, mx.Dtype]] = {}
+    for path, gradient, parameter, leaf in walk(gradients, parameters, state):
         if gradient is None:
             continue
-        if not isinstance(parameter, mx.array):
+        if not isinstance(gradient, mx.array):
+            reasons.add("type", path, f"the gradient is a {type(gradient).__name__}; give an array")
+        elif not isinstance(parameter, mx.array):
             reasons.add("missing", path, "has a gradient, but is not in the parameters given")
         elif gradient.shape != parameter.shape:
             message = (
                 f"the gradient has shape {gradient.shape}, the parameter {parameter.shape}; give one of that shape"
             )
             reasons.add("shape", path, message)
+        elif leaf:
+            dtype = parameter.dtype
+            if dtype not in wanted:
+                wanted[dtype] = layout.dtypes(parameter)
+            if not _fits(leaf, parameter, wanted[dtype]):
+                layout.check_leaf(stale, path, parameter, leaf)
     reasons.refuse_if_any()
+    stale.refuse_if_any(CheckpointError)
+
+
+def _fits(leaf: Leaf, parameter: mx.array, wanted: Mapping[str, mx.Dtype]) -> bool:
+    """Whether a leaf still fits: it was whole when it started and its arrays change together, so z speaks for all."""
+    z = leaf.get("z")
+    return z is not None and leaf.keys() == wanted.keys() and z.shape == parameter.shape and z.dtype == wanted["z"]
 
 
 def check_scalars(reasons: Reasons, state: Any, form: Form) -> None:
@@ -130,8 +162,10 @@ def check_scalars(reasons: Reasons, state: Any, form: Form) -> None:
     for name, value in scalars.items():
         if not isinstance(value, mx.array):
             reasons.add("missing", name, "not in the optimizer state; this is no state of a schedule-free optimizer")
-        elif value.size != 1:
+        elif value.shape != ():
             reasons.add("shape", name, f"shape {value.shape} in the optimizer state; a scalar is needed")
+        elif value.dtype not in (WHOLE if name == "step" else FLOATING if name == "learning_rate" else PRECISE):
+            reasons.add("dtype", name, f"{value.dtype} in the optimizer state; load the one that was saved")
     holds = "x" if HOLDS_X in ours else "y"
     if holds != form.holds and not reasons.found:
         message = f"{form.holds!r}, but the state is of a model that holds {holds!r}; load it so, then convert"

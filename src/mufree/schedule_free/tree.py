@@ -66,14 +66,23 @@ def beside(gradients: Any, parameters: Any) -> Any:
 
 
 def place(tree: Any, values: Mapping[str, mx.array], path: str = "") -> None:
-    """Put arrays into a module or a tree of dicts and lists, by path, in place. Tuples must not hold arrays."""
-    children: Any = list(enumerate(tree)) if isinstance(tree, list | tuple) else list(tree.items())
+    """Put arrays into a module or a tree of dicts and lists, by path, in place; tuples in it are replaced."""
+    children: Any = list(enumerate(tree)) if isinstance(tree, list) else list(tree.items())
     for key, child in children:
-        here = f"{path}.{key}" if path else str(key)
-        if isinstance(child, dict | list | tuple):
-            place(child, values, here)
-        elif here in values:
-            tree[key] = values[here]
+        new = _placed(child, values, f"{path}.{key}" if path else str(key))
+        if new is not child:
+            tree[key] = new
+
+
+def _placed(child: Any, values: Mapping[str, mx.array], path: str) -> Any:
+    if isinstance(child, tuple):
+        children = [_placed(item, values, f"{path}.{index}") for index, item in enumerate(child)]
+        unchanged = all(new is old for new, old in zip(children, child, strict=True))
+        return child if unchanged else _rebuild(child, children)
+    if isinstance(child, dict | list):
+        place(child, values, path)
+        return child
+    return values.get(path, child)
 
 
 def tracing(array: Any) -> bool:
@@ -106,21 +115,7 @@ def copy_containers(tree: Any) -> Any:
 
 
 def assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
-    """Make the contents of ``target`` those of ``source``, keeping nested dicts and lists that both have.
-
-    A compiled step that captured ``target`` then sees the new arrays.
-    """
-    for key in [key for key in target if key not in source]:
-        del target[key]
-    for key, value in source.items():
-        target[key] = _assigned(target.get(key), value)
-
-
-def _assigned(target: Any, source: Any) -> Any:
-    if isinstance(target, dict) and isinstance(source, dict):
-        assign(target, source)
-        return target
-    if isinstance(target, list) and isinstance(source, list):
-        target[:] = [_assigned(_child(target, index), child) for index, child in enumerate(source)]
-        return target
-    return copy_containers(source)
+    """Make the contents of ``target`` those of ``source``, so that a compiled step which captured it sees them."""
+    contents = {key: copy_containers(value) for key, value in source.items()}  # source may share containers with target
+    target.clear()
+    target.update(contents)

@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ..errors import CheckpointError, Reasons, refuse
 from ..files import failing_as_os_error, read_json, whole_folder, write_json
 from ..random_state import random_key, set_random_key
+from ..schedule_free.modes import members_of
 from .machine import arithmetic
 
 FORMAT = 1
@@ -41,10 +42,17 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
 
     Raises:
         OSError: If it cannot be written. What was there before still is.
+        Refused: If the model holds ``x`` for the time being, put there by ``eval`` or ``averaged``.
     """
     folder = Path(folder)
-    parameters = model.parameters()
-    average = optimizer.average(parameters) if hasattr(optimizer, "average") else parameters
+    parameters = average = model.parameters()
+    for member in members_of(optimizer):
+        if member.holds_average:
+            message = (
+                "holds the average x, from which training cannot go on; save after train(model) or the averaged block"
+            )
+            refuse("holds_x", "model", message)
+        average = member.average(average)
     arrays = {
         "y": dict(tree_flatten(parameters)),
         "x": dict(tree_flatten(average)),

@@ -32,6 +32,7 @@ class PretrainConfig:
     head_dim: int = option(16, "size of an attention head; a wider model has more heads", group="model", low=2)
     model_type: str = option("llama", "architecture, by mlx-lm's name", group="model")
     model: Mapping[str, Any] = option({}, "further fields of the architecture's config (YAML only)", group="model")
+    recipe: Mapping[str, Any] = option({}, "content of the recipe that the settings come from", group="model")
     zero_readout: bool = option(False, "start the output head at zero", group="model")
     zero_query: bool = option(False, "start the attention's queries at zero", group="model")
     seed: int = option(0, "seed of initialisation and data order", group="model", low=0, high=2**64 - 1)

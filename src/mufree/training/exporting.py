@@ -70,7 +70,9 @@ def export_model(
     """
     parameters = sum(array.size for _, array in tree_flatten(model.parameters()))
     card = model_card(_card(facts, parameters, weights))
-    return export(folder, model, model_config, tokenizer, notes={"sequence": weights, **facts}, card=card)
+    recipe = facts["settings"].get("recipe")
+    notes = {"sequence": weights, **facts, **({"recipe": recipe} if recipe else {})}
+    return export(folder, model, model_config, tokenizer, notes=notes, card=card)
 
 
 def _card(facts: Mapping[str, Any], parameters: int, weights: Literal["x", "y"]) -> dict[str, Any]:

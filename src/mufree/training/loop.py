@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 
 from ..errors import NonFiniteLoss
@@ -38,7 +37,7 @@ class Trainer:
     Args:
         model: The model.
         optimizer: Any MLX optimizer; its state is started here, unless it was.
-        batch: Micro-batch by number, counted from 0: token ids or whatever ``loss`` takes.
+        batch: Micro-batch by number, counted from 0: token ids, or an array or tuple of arrays that ``loss`` takes.
         accumulation: Micro-batches an update.
         loss: Mean loss of a micro-batch.
     """
@@ -47,7 +46,7 @@ class Trainer:
         self,
         model: Any,
         optimizer: Any,
-        batch: Callable[[int], np.ndarray],
+        batch: Callable[[int], Any],
         *,
         accumulation: int = 1,
         loss: Loss = next_token_loss,
@@ -71,17 +70,17 @@ class Trainer:
         """
         first = self.position.micro_batches
         numbers = range(first, first + self._accumulation)
-        batches = [mx.array(self._batch(number)) for number in numbers]
+        batches = [_arrays(self._batch(number)) for number in numbers]
         self.model.train()
         loss = self._step(batches)
         self.position.update += 1
         self.position.micro_batches += self._accumulation
-        self.position.tokens += sum(batch.shape[0] * (batch.shape[1] - 1) for batch in batches)
+        self.position.tokens += sum(map(_tokens, batches))
         if not math.isfinite(loss):
             raise NonFiniteLoss(f"the loss of update {self.position.update} is {loss}")
         return loss
 
-    def evaluate(self, batches: Sequence[np.ndarray], *, at: str = "x") -> float:
+    def evaluate(self, batches: Sequence[Any], *, at: str = "x") -> float:
         """Mean loss over batches, at ``x`` or at ``y``; weights, state and mode are as before afterwards.
 
         Args:
@@ -96,12 +95,14 @@ class Trainer:
                 return self._mean_loss(batches)
         return self._mean_loss(batches)
 
-    def _mean_loss(self, batches: Sequence[np.ndarray]) -> float:
+    def _mean_loss(self, batches: Sequence[Any]) -> float:
         self.model.eval()
         total = rows = 0.0
         for batch in batches:
-            total += float(self._evaluation(mx.array(batch)).item()) * len(batch)  # type: ignore[arg-type]
-            rows += len(batch)
+            arrays = _arrays(batch)
+            size = len(arrays[0] if isinstance(arrays, tuple) else arrays)
+            total += float(self._evaluation(arrays).item()) * size  # type: ignore[arg-type]
+            rows += size
         self.model.train()
         if not math.isfinite(total):
             raise NonFiniteLoss(f"the validation loss after update {self.position.update} is {total / rows}")
@@ -117,3 +118,15 @@ class Trainer:
         finite = [mx.all(mx.isfinite(array)) for array in leaves if mx.issubdtype(array.dtype, mx.floating)]
         if not mx.all(mx.stack(finite)).item():
             raise NonFiniteLoss(f"a weight after update {self.position.update} is infinite or not a number")
+
+
+def _arrays(batch: Any) -> Any:
+    """A batch as MLX arrays: one array, or a tuple of them."""
+    return tuple(map(mx.array, batch)) if isinstance(batch, tuple | list) else mx.array(batch)
+
+
+def _tokens(batch: Any) -> int:
+    """Tokens learned from; rows of a batch that is no token ids."""
+    if isinstance(batch, tuple):
+        return len(batch[0])
+    return batch.shape[0] * (batch.shape[1] - 1) if batch.ndim == 2 else batch.shape[0]

@@ -9,6 +9,8 @@ from mlx.utils import tree_flatten
 from rich.console import Group
 from rich.table import Table
 
+from ..recipe import Recipe
+
 if TYPE_CHECKING:
     from .folder import RunFolder
     from .prepare import Prepared
@@ -80,6 +82,7 @@ def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
         ("model", f"{config.model_type}, width {config.width}, {config.layers} layers, {parameters:,} parameters"),
         ("μP", f"base width {config.base_width}: {_multiplier(prepared)}; {prepared.scales.readout.way}"),
         ("optimizer", f"{plan.optimizer_name}, rate {plan.peak_lr:g} at the base width, β {plan.betas}"),
+        *([("recipe", Recipe.from_mapping(config.recipe).summary())] if config.recipe else []),
         ("warmup", f"{plan.warmup_updates} updates, then constant"),
         ("stops", _stops(prepared)),
         ("an update", f"{config.accumulation} × {config.batch_size} sequences × {config.seq_length} tokens"),

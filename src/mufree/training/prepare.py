@@ -16,6 +16,7 @@ from ..lm.configs import at_width, new_config
 from ..lm.tokenizer import encode_documents, load_tokenizer, tokenizer_hash
 from ..mup import parametrize
 from ..plan import OptimizerPlan, plan_optimizer
+from ..recipe import Recipe
 from .config import PretrainConfig
 from .data import Corpus, TokenStream, read_corpus, token_stream
 from .memory import check_memory
@@ -79,6 +80,8 @@ def prepare(config: PretrainConfig) -> Prepared:
     if corpus is not None and tokenizer is not None:
         train = reasons.attempt(token_stream, corpus.train, _encoder(tokenizer), config.seq_length, "training")
         valid = reasons.attempt(token_stream, corpus.valid, _encoder(tokenizer), config.seq_length, "validation")
+    if config.recipe and model_config is not None and tokenizer is not None:
+        reasons.attempt(_check_recipe, config, model_config, tokenizer)
     reasons.refuse_if_any()
     # Nothing was refused, so nothing is missing; the type checker cannot know.
     plan, model_config, corpus = cast(OptimizerPlan, plan), cast(dict[str, Any], model_config), cast(Corpus, corpus)
@@ -147,6 +150,11 @@ def _model_config(config: PretrainConfig, vocab_size: int) -> dict[str, Any]:
         at_width(made, config.base_width)
     check_memory(config, made)
     return made
+
+
+def _check_recipe(config: PretrainConfig, model_config: dict[str, Any], tokenizer: Any) -> None:
+    recipe = Recipe.from_mapping(config.recipe)
+    recipe.check_covers(at_width(model_config, config.base_width), tokenizer_hash(tokenizer))
 
 
 def _encoder(tokenizer: Any) -> Any:

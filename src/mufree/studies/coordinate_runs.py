@@ -1,0 +1,194 @@
+"""The coordinate check: during the first updates, no activation may grow or shrink with width."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import NonFiniteLoss, Reasons, refuse
+from ..mup import Scales
+from ..plan import OptimizerPlan
+from ..training.loop import Trainer
+from .cells import Cell, Parametrisation, check_grid
+from .coordinates import STUDY, CoordCheck
+from .custom import Batches, custom_task
+from .probes import activations
+from .runner import Watcher, run_cells
+from .store import Store
+from .task import Task
+
+STATISTIC = "mean_abs"
+_DIGITS = 7
+
+
+def run_coord_check(
+    task: Task,
+    *,
+    widths: Sequence[int],
+    rate: float,
+    seeds: int,
+    updates: int,
+    folder: str | Path,
+    parametrisation: Parametrisation = "mup",
+    name: str | None = None,
+    watcher: Watcher | None = None,
+) -> CoordCheck:
+    """Train what is missing in ``folder`` and return the whole check.
+
+    Raises:
+        Refused: For fewer than two widths, or a folder of something else.
+    """
+    reasons = Reasons()
+    reasons.attempt(_check, widths=widths, rates=[rate], seeds=seeds, updates=updates)
+    if len(set(widths)) < 2:
+        reasons.add("too_few", "widths", f"{list(widths)}: growth with width needs two or more")
+    reasons.refuse_if_any()
+    cells = [
+        Cell(width=width, rate=rate, seed=seed, updates=updates, parametrisation=parametrisation)
+        for seed in range(seeds)
+        for width in sorted(widths)
+    ]
+    kept = run_cells(Store(folder, STUDY, task.settings), cells, lambda cell: check_cell(task, cell), watcher)
+    rows = [
+        {
+            "width": cell["width"],
+            "seed": cell["seed"],
+            "module": module,
+            "update": update,
+            "statistic": STATISTIC,
+            "at": at,
+            "value": math.nan if value is None else value,
+        }
+        for cell in kept
+        for module, update, at, value in cell["values"]
+    ]
+    return CoordCheck(rows=rows, parametrisation=name or parametrisation)
+
+
+def check_cell(task: Task, cell: Cell) -> dict[str, Any]:
+    """Train one model for a few updates, and look into it before the first and after each.
+
+    Returns:
+        ``values`` (module, update, ``y`` or ``x``, mean of the entries' absolute values; None if it is no number),
+        ``seconds``.
+    """
+    started = time.monotonic()
+    trainer = task.start(cell)
+    values = _look(task, trainer)
+    try:
+        for _ in range(cell.updates):
+            trainer.advance()
+            values += _look(task, trainer)
+    except NonFiniteLoss:
+        values += _look(task, trainer)
+    return {"values": values, "seconds": round(time.monotonic() - started, 2)}
+
+
+def coord_check(
+    make: Callable[[int], Any],
+    batches: Batches,
+    loss: Callable[..., Any],
+    *,
+    base_width: int,
+    widths: Sequence[int],
+    optimizer: OptimizerPlan | Callable[[Scales | None], Any],
+    seeds: int = 3,
+    updates: int = 10,
+    scales: str | Callable[[Scales], Scales] = "mup",
+    folder: str | Path | None = None,
+    watcher: Watcher | None = None,
+    **as_parametrize: Any,
+) -> CoordCheck:
+    """Whether activations keep their size when a model gets wider, over the first updates, at ``y`` and at ``x``.
+
+    Args:
+        make: A fresh model at a width.
+        batches: A function of the batch's number, or a sequence that is gone through again and again.
+        loss: Mean loss, ``loss(model, batch)``, or ``loss(model, *batch)`` where batches are tuples.
+        base_width: The base model's width.
+        widths: At least two; five octaves make a check worth its name.
+        optimizer: A plan, or ``optimizer(scales)``; scales are None without μP. Rather a larger rate than in training.
+        seeds: How many.
+        updates: After each of which the model is looked into.
+        scales: ``mup``; ``sp``, the control, which should not pass; or a function of μP's scales, to see that a
+            mistake is found.
+        folder: Keeps finished cells; without one nothing is kept.
+        watcher: Hears how it goes on.
+        **as_parametrize: Further arguments of :func:`mufree.parametrize`. Zero readouts and queries belong to the
+            check: logits of random ones shrink with width before the first update.
+
+    Raises:
+        Refused: For fewer than two widths, unknown scales, or a folder of something else.
+    """
+    if scales not in ("mup", "sp") and not callable(scales):
+        refuse("unknown", "scales", f"{scales!r} is not 'mup', 'sp' or a function of scales")
+    plan = isinstance(optimizer, OptimizerPlan)
+    rate = optimizer.peak_lr if isinstance(optimizer, OptimizerPlan) else 1.0
+    choice: Any = optimizer if plan else lambda _rate, scales: optimizer(scales)  # type: ignore[operator]
+    task = custom_task(
+        make, batches, loss, base_width=base_width, optimizer=choice, updates=updates, parametrize=as_parametrize
+    )
+    name = scales if isinstance(scales, str) else getattr(scales, "__name__", "changed")
+    if callable(scales):
+        task = replace(task, adjust=scales, settings={**task.settings, "scales": name})
+    with TemporaryDirectory() as nowhere:
+        return run_coord_check(
+            task,
+            widths=widths,
+            rate=rate,
+            seeds=seeds,
+            updates=updates,
+            folder=folder or Path(nowhere) / STUDY,
+            parametrisation="sp" if scales == "sp" else "mup",
+            name=name,
+            watcher=watcher,
+        )
+
+
+def hidden_rate_not_divided(scales: Scales) -> Scales:
+    """Scales with a mistake: hidden parameters keep the base model's rate. A check that it passes is none."""
+    changed = {
+        path: replace(scale, lr=1.0, weight_decay=1.0) if scale.kind == "hidden" else scale
+        for path, scale in scales.items()
+    }
+    return replace(scales, by_path=changed)
+
+
+def _look(task: Task, trainer: Trainer) -> list[list[Any]]:
+    """The model's statistics now, at every point that it has."""
+    batch = next(iter(task.evaluation.values()))[0]
+    arrays = tuple(map(mx.array, batch)) if isinstance(batch, tuple | list) else mx.array(batch)
+    model, optimizer = trainer.model, trainer.optimizer
+    model.eval()
+    values = [[*row] for row in _statistics(task, model, arrays, trainer.position.update, "y")]
+    if hasattr(optimizer, "averaged"):
+        with optimizer.averaged(model):
+            model.eval()
+            values += _statistics(task, model, arrays, trainer.position.update, "x")
+    model.train()
+    return values
+
+
+def _statistics(task: Task, model: Any, batch: Any, update: int, at: str) -> list[list[Any]]:
+    found = activations(model, lambda: task.loss(model, batch))
+    means = {name: _mean_abs(array) for name, array in found.items()}
+    return [
+        [name, update, at, float(f"{mean:.{_DIGITS}g}") if math.isfinite(mean) else None]
+        for name, mean in means.items()
+    ]
+
+
+def _mean_abs(array: mx.array) -> float:
+    """In two steps: MLX's CPU sums a whole array in one float32, which loses digits."""
+    return float(mx.mean(mx.mean(mx.abs(array.astype(mx.float32)), axis=-1)).item())  # type: ignore[arg-type]
+
+
+def _check(**values: Any) -> None:
+    check_grid(**values)
