@@ -45,6 +45,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
             for fall in ("linear", "cosine", "1-sqrt")
         ),
         {"num_decay_steps": 20, "num_stable_steps": 30, "num_cycles": 1.5},
+        {"num_decay_steps": 20, "num_stable_steps": 30, "min_lr_ratio": 0.1},
         {},
         {"num_decay_steps": 5, "decay_type": "sine"},
     ],

@@ -65,10 +65,7 @@ def _wave(num_cycles: float, progress: float) -> float:
 
 def _cosine_with_restarts(span: Span, *, num_cycles: float = 1) -> Factor:
     def after(update: int) -> float:
-        progress = span.progress(update)
-        if progress >= 1.0:
-            return 0.0
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0))))
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * span.progress(update)) % 1.0))))
 
     return _warmed(span, after)
 

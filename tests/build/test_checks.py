@@ -101,6 +101,7 @@ def test_the_warning_names_what_this_plan_loses() -> None:
 
     assert "a decay of lr·λ = 0.001" in said(lr=1e-2, weight_decay=0.1)
     assert "decay" not in said(lr=0.1, weight_decay=0.1)
+    assert "decay" not in said(optimizer="sgd", lr=1e-2, weight_decay=0.1)
     assert "β2 = 0.999" in said(lr=0.1)
     assert "β2" not in said(lr=0.1, betas=(0.9, 0.99))
 

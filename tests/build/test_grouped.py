@@ -173,3 +173,13 @@ def test_members_hold_no_state_between_updates() -> None:
     optimizer = grouped()
     trained(optimizer, params(), 2, compiled=True)
     assert [member.optimizer.state for member in optimizer.members] == [{}, {}]
+
+
+def test_a_fresh_state_starts_moments_anew() -> None:
+    """As in a stock optimizer: what the state given does not hold is made at the next update."""
+    optimizer = grouped()
+    trained(optimizer, params(), 2)
+    optimizer.state = {"step": mx.array(0, mx.uint64), "learning_rate": mx.array(0.1)}
+    again = params()
+    gradients = {"layers": [{"w": p["w"] - 1.0, "b": 0.5 * p["b"]} for p in again["layers"]]}
+    assert_same(optimizer.apply_gradients(gradients, again), trained(grouped(), params(), 1))

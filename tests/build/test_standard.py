@@ -408,3 +408,23 @@ def test_betas_of_zero_are_numbers_like_others(settings: dict[str, Any]) -> None
     for gradient, end in (([3.0, -2.0], [-0.5, 0.5]), ([-1.0, -4.0], [0.0, 1.0])):
         params = optimizer.apply_gradients({"w": mx.array(gradient)}, params)
         assert params["w"].tolist() == pytest.approx(end, abs=FLOAT32)
+
+
+def test_a_frozen_parameter_needs_no_scale() -> None:
+    """Scales are of what trains; the mask is asked about nothing else."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.layers[0].freeze()
+    scales = FakeScales("adam", layers__1__weight=FakeScale(), layers__1__bias=FakeScale(lr=0.5))
+    asked = []
+    plan = plan_optimizer(
+        optimizer="adamw", lr=0.1, weight_decay=0.5, decay_mask=lambda path, _array: asked.append(path) is None
+    )
+    optimizer = build_optimizer(plan, model, scales=scales)
+    assert sorted(path for member in optimizer.members for path in member.paths) == sorted(scales) == sorted(asked)
+
+
+@pytest.mark.parametrize("name", [name for name, built in BUILT.items() if FAMILIES[built.family].betas])
+def test_betas_that_were_given_are_said(name: str) -> None:
+    """Read back from the object, ours among them."""
+    built = build_optimizer(plan_optimizer(optimizer=name, lr=0.5, betas=(0.8, 0.95)))
+    assert describe(built)["betas"] == (0.8, 0.95)

@@ -94,6 +94,16 @@ def test_flags_win_over_training_arguments(
     assert expected.items() <= json.loads(capsys.readouterr().out).items()
 
 
+def test_flags_are_read_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers that JSON does not have; words stay words."""
+    assert run(["plan", "--optimizer", "sgd", "--lr", ".5", "--momentum", "0.", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["peak_lr"], plan["momentum"]) == (0.5, 0.0)
+    assert run(["plan", "--optimizer", "null", "--lr", "nan", "--decay-mask", "true"]) == 2
+    err = capsys.readouterr().err
+    assert all(words in err for words in ("'null' is not known", "nan is not finite", "'true' is not known"))
+
+
 def test_a_flag_says_no_to_a_file_s_yes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """And replaces a file's total by its iterations."""
     path = tmp_path / "plan.yaml"

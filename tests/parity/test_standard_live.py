@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 for package in ("torch", "accelerate", "transformers"):
     pytest.importorskip(package)
+
+import torch  # noqa: E402
 
 import optimizers  # noqa: E402 - they need what is asked for above
 import schedules  # noqa: E402
@@ -25,6 +28,15 @@ BFLOAT16 = 4e-3  # torch's Muon orthogonalises in bfloat16, where another order 
 TRAINED = 1e-5  # 40 updates of forward, backward and update in float32
 NAMES = sorted({plan["optimizer"] for plan in optimizers.plans()})
 STALE = "the recording is stale: run python reference/{}.py, and look at what changed"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Matrices of ten rows are not worth sharing out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def recorded(name: str) -> tuple[Any, dict[str, Any]]:

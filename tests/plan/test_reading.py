@@ -94,7 +94,7 @@ def test_a_function_takes_the_place_of_no_other_mask() -> None:
     assert refused(PLANS["sgd"].as_metadata(), decay_mask=lambda _path, _array: True) == [("decay_mask", "conflict")]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "null", '{"format": 1}', "[" * 100_000, None, 3])
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", '{"format": 1}', "[" * 5_000, None, 3])
 def test_what_is_no_plan_is_refused(text: Any) -> None:
     """Whatever it is."""
     with pytest.raises(Refused):

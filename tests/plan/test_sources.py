@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ def test_coupled_decay_where_torch_couples_it() -> None:
     """adagrad and rmsprop take it through their groups."""
     assert planned(optim="adagrad", weight_decay=0.1).coupled_weight_decay
     assert not planned(optim="adamw_torch", weight_decay=0.1).coupled_weight_decay
+
+
+def test_what_older_versions_and_the_object_itself_hold_is_read() -> None:
+    """The flag that transformers 4 had for adafactor, and enumeration members where JSON has their values."""
+    assert planned(optim="sgd", adafactor=True).optimizer_name == "Adafactor"
+    assert planned(optim="sgd", adafactor=False).optimizer_name == "SGD"
+    names = Enum("Names", {"SGD": "sgd", "COSINE": "cosine"})
+    plan = planned(optim=names.SGD, lr_scheduler_type=names.COSINE)
+    assert (plan.optimizer_name, plan.scheduler) == ("SGD", "cosine")
 
 
 def test_no_clipping_is_zero_there() -> None:

@@ -131,3 +131,21 @@ def test_the_table_says_everything() -> None:
     for words in ("0.1, decoupled, all but biases and norms", "holds the last rate", "(0.9, 0.999)", "1e-08", "none"):
         assert words in plain
     assert "no declared end" in planned().table()
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value"),
+    [
+        ({"optimizer": "sgd", "optim_args": "momentum=0.5"}, "momentum", 0.5),
+        ({"optimizer": "muon", "optim_args": {"momentum": 0.5}}, "momentum", 0.5),
+        ({"optimizer": "muon"}, "momentum", 0.95),
+        ({"optimizer": "adagrad", "optim_args": "eps=1e-4"}, "eps", 1e-4),
+        ({"optimizer": "adagrad"}, "eps", 1e-10),
+        ({"optimizer": "lion_32bit", "betas": (0.8, 0.95)}, "betas", (0.8, 0.95)),
+        ({"optimizer": "lion_32bit"}, "betas", (0.9, 0.999)),
+        ({"optimizer": "lion"}, "betas", (0.9, 0.99)),
+    ],
+)
+def test_what_was_given_comes_before_any_default(settings: dict[str, Any], field: str, value: Any) -> None:
+    """By itself or in the option string; then the name's default, then the rule's."""
+    assert getattr(planned(**settings), field) == value

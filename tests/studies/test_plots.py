@@ -69,7 +69,7 @@ def test_every_study_draws_itself(study: Any, tmp_path: Path) -> None:
     for words in {
         transfer: ("μP", "SP: MLX", "learning rate at the base width, log₂", "loss at x, nats a token", "width"),
         coordinates: ("width", "mean |entry| after 1 updates", "at y", "at x", "layers.0"),
-        horizon: ("horizon, updates", "loss, nats a token", "schedule-free at x", "cosine"),
+        horizon: ("horizon, updates", "validation loss, nats a token", "schedule-free at x", "cosine"),
     }[study]:
         assert words in text
 

@@ -23,7 +23,7 @@ CELLS = grid(widths=[8, 16], rates=[0.01, 0.02], seeds=[0], updates=3)
 
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+    return [{name: value for name, value in row.items() if name not in ("seconds", "made_by")} for row in rows]
 
 
 class Heard(Quiet):

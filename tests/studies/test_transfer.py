@@ -75,6 +75,8 @@ def test_it_is_read_back_from_its_file(swept: Transfer, tmp_path: Path) -> None:
     (tmp_path / "h.json").write_text('{"study": "horizon"}')
     with pytest.raises(Refused, match="holds a horizon study"):
         Transfer.load(tmp_path / "h.json")
+    with pytest.raises(Refused, match="is no file of a finished transfer study"):
+        Transfer.load(tmp_path / "none.json")
 
 
 def test_a_recipe_from_python_has_the_rate_and_says_what_it_lacks(swept: Transfer) -> None:

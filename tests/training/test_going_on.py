@@ -117,6 +117,15 @@ def test_an_option_that_the_saved_run_did_not_know_has_its_default(place: Path) 
     go_on(place)
 
 
+def test_a_new_length_replaces_the_old_ones(place: Path) -> None:
+    """Four updates were asked for; a number of tokens or a time alone is then the only limit."""
+    folder = RunFolder(place)
+    for new in ({"tokens": 320}, {"max_time": 1.5}, {"updates": 9, "max_time": 2.0}):
+        settings = folder.settings(new)
+        assert {name: settings[name] for name in ("updates", "tokens", "max_time") if settings[name] is not None} == new
+    assert folder.settings({"lr": 0.5})["updates"] == 4
+
+
 @pytest.mark.parametrize("part", ["metrics.jsonl", "checkpoints", "export"])
 def test_a_part_that_is_something_else_is_told_before_training(
     place: Path, part: str, monkeypatch: pytest.MonkeyPatch

@@ -61,10 +61,11 @@ def test_the_loss_is_that_of_each_next_token() -> None:
     assert next_token_loss(lambda x: mx.zeros((*x.shape, 7), mx.bfloat16), mx.array(tokens)).dtype == mx.float32
 
 
-def test_accumulated_micro_batches_are_one_large_batch() -> None:
-    """Three of two rows give the update and the loss of one of six."""
-    small = trainer(accumulation=3)
-    large = trainer()
+@pytest.mark.parametrize("optimizer", [AdamWScheduleFree, optim.SGD])
+def test_accumulated_micro_batches_are_one_large_batch(optimizer: Any) -> None:
+    """Three of two rows give the update and the loss of one of six; SGD sees the gradient's size, Adam does not."""
+    small = trainer(accumulation=3, optimizer=optimizer(0.05))
+    large = trainer(optimizer=optimizer(0.05))
     large._batch = lambda number: np.concatenate([batch(3 * number + part) for part in range(3)])
     for _ in range(4):
         assert small.advance() == pytest.approx(large.advance(), rel=SAME)

@@ -115,22 +115,22 @@ def copy_containers(tree: Any) -> Any:
 
 
 def assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
-    """Make the contents of ``target`` those of ``source``, keeping nested dicts and lists that both have.
+    """Make the contents of ``target`` those of ``source``, so that a compiled step which captured it sees them.
 
-    A compiled step that captured ``target`` then sees the new arrays, each where the old one was: it reads them in the
-    order of the keys, whatever their names, and a file gives keys in any order.
+    Keys stay in the order of ``target``: a compiled step takes what it captured by position, and would mix arrays up.
     """
-    for key in [key for key in target if key not in source]:
-        del target[key]
-    for key, value in source.items():
-        target[key] = _assigned(target.get(key), value)
+    contents = _ordered(target, source)  # first, since source may share containers with target
+    target.clear()
+    target.update(contents)
 
 
-def _assigned(target: Any, source: Any) -> Any:
-    if isinstance(target, dict) and isinstance(source, dict):
-        assign(target, source)
-        return target
-    if isinstance(target, list) and isinstance(source, list):
-        target[:] = [_assigned(_child(target, index), child) for index, child in enumerate(source)]
-        return target
-    return copy_containers(source)
+def _ordered(like: Any, source: Any) -> Any:
+    """A copy of the containers of ``source``, their keys in the order that ``like`` has."""
+    if isinstance(source, Mapping):
+        known = like if isinstance(like, Mapping) else {}
+        keys = dict.fromkeys([*(key for key in known if key in source), *source])
+        return {key: _ordered(known.get(key), source[key]) for key in keys}
+    if isinstance(source, list | tuple):
+        beside = [*(like if isinstance(like, list | tuple) else ()), *[None] * len(source)]
+        return _rebuild(source, [_ordered(beside[index], child) for index, child in enumerate(source)])
+    return source

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import refuse
-from ..files import read_json, write_json
 from ..mup.verdict import slope, spread
+from .kept import read_study, write_study
 
 Row = dict[str, Any]
 STUDY = "coord-check"
@@ -128,15 +127,14 @@ class CoordCheck:
     def save(self, path: str | Path) -> None:
         """Write everything as one JSON file, from which :meth:`load` makes it again."""
         names = ("width", "seed", "module", "update", "statistic", "at", "value")
-        content = {
+        head = {
             "study": STUDY,
             "parametrisation": self.parametrisation,
             "passed": self.passed,
             "verdict": self.verdict,
             "columns": names,
-            "rows": [[row[name] for name in names] for row in self.rows],
         }
-        write_json(Path(path), content)
+        write_study(Path(path), head, [[row[name] for name in names] for row in self.rows])
 
     @classmethod
     def load(cls, path: str | Path) -> CoordCheck:
@@ -145,9 +143,7 @@ class CoordCheck:
         Raises:
             Refused: If it is something else.
         """
-        content = read_json(Path(path))
-        if content.get("study") != STUDY:
-            refuse("contradiction", str(path), f"holds a {content.get('study')} study, not {STUDY}")
+        content = read_study(Path(path), STUDY)
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
         return cls(rows=rows, parametrisation=content["parametrisation"])
 

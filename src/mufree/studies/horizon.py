@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import Reasons, refuse
-from ..files import read_json, write_json
+from ..errors import Reasons
 from ..mup.verdict import Sweep
 from ..recipe import rate_text
 from .cells import Cell, Schedule, check_grid
+from .kept import read_study, write_study
 from .runner import Watcher, run_cells
 from .store import Row, Store
 from .task import Task, train_cell
@@ -106,16 +106,15 @@ class Horizon:
 
     def save(self, path: str | Path) -> None:
         """Write everything as one JSON file, from which :meth:`load` makes it again."""
-        content = {
+        head = {
             "study": STUDY,
             "loss": self.loss,
             "horizons": list(self.horizons),
             "passed": self.passed,
             "verdict": self.verdict,
             "best": {name: self.best(name) for name in ("schedule_free", "cosine")},
-            "rows": list(self.rows),
         }
-        write_json(Path(path), content)
+        write_study(Path(path), head, list(self.rows))
 
     @classmethod
     def load(cls, path: str | Path) -> Horizon:
@@ -124,9 +123,7 @@ class Horizon:
         Raises:
             Refused: If it is something else.
         """
-        content = read_json(Path(path))
-        if content.get("study") != STUDY:
-            refuse("contradiction", str(path), f"holds a {content.get('study')} study, not {STUDY}")
+        content = read_study(Path(path), STUDY)
         return cls(rows=content["rows"], horizons=content["horizons"], loss=content["loss"])
 
     def _losses(self, schedule: str, horizon: int) -> dict[float, dict[int, float | None]]:

@@ -129,7 +129,7 @@ def plot_horizon(horizon: Horizon, path: Path) -> Path:
             label=label,
         )
     panel.set_xlabel("horizon, updates")
-    panel.set_ylabel("loss, nats a token")
+    panel.set_ylabel(f"{horizon.loss.replace('valid_', 'validation ')}, nats a token")
     panel.set_xticks(horizon.horizons)
     panel.legend(fontsize=9)
     return _write(figure, path)

@@ -51,7 +51,7 @@ class Store:
         (self.folder / _CELLS).mkdir(exist_ok=True)
 
     def row(self, cell: Cell) -> Row | None:
-        """A finished cell, or None.
+        """A finished cell with its result and what made it, or None.
 
         Raises:
             Refused: If its file was made with other settings, or cannot be read.
@@ -59,7 +59,7 @@ class Store:
         path = self._path(cell)
         try:
             found = read_json(path)
-            produced, row = found["made_by"], {**found["cell"], **found["result"]}
+            produced, row = found["made_by"], {**found["cell"], **found["result"], "made_by": found["made_by"]}
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
@@ -76,7 +76,7 @@ class Store:
         """Write a finished cell, with what produced it."""
         produced = {"settings": self._digest, **made_by}
         write_json(self._path(cell), {"cell": cell.as_dict(), "result": dict(result), "made_by": produced})
-        return {**cell.as_dict(), **result}
+        return {**cell.as_dict(), **result, "made_by": produced}
 
     @contextmanager
     def claim(self, cell: Cell) -> Iterator[bool]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import refuse
-from ..files import read_json, write_json
 from ..mup.verdict import Sweep
 from ..recipe import Recipe, seconds_text
 from .cells import Parametrisation
 from .judgement import Judgement, judge_transfer
+from .kept import read_study, write_study
 from .store import Row
 
 STUDY = "transfer"
@@ -125,16 +125,15 @@ class Transfer:
 
     def save(self, path: str | Path) -> None:
         """Write everything as one JSON file, from which :meth:`load` makes it again."""
-        content = {
+        head = {
             "study": STUDY,
             "base_width": self.base_width,
             "passed": self.passed,
             "verdict": self.verdict,
             "costs": self.costs,
             "context": dict(self.context),
-            "rows": list(self.rows),
         }
-        write_json(Path(path), content)
+        write_study(Path(path), head, list(self.rows))
 
     @classmethod
     def load(cls, path: str | Path) -> Transfer:
@@ -143,9 +142,7 @@ class Transfer:
         Raises:
             Refused: If it is something else.
         """
-        content = read_json(Path(path))
-        if content.get("study") != STUDY:
-            refuse("contradiction", str(path), f"holds a {content.get('study')} study, not {STUDY}")
+        content = read_study(Path(path), STUDY)
         return cls(rows=content["rows"], base_width=content["base_width"], context=content["context"])
 
 
