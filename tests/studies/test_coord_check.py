@@ -180,3 +180,64 @@ def test_a_changed_scale_keeps_the_mapping() -> None:
     differing = {path for path in scales if scales[path] != changed[path]}
     assert differing == {path for path in scales if scales[path].kind == "hidden"} == {"layers.1.weight"}
     assert changed["layers.1.weight"] == replace(scales["layers.1.weight"], lr=1.0, weight_decay=1.0)
+
+
+def trended(slopes: dict[int, float], **more: object) -> CoordCheck:
+    """A check of one module, ``output``, that goes as width^slope after each update."""
+    rows = [
+        {"width": w, "seed": 0, "module": "output", "update": u, "statistic": "mean_abs", "at": "y", "value": w**slope}
+        for u, slope in slopes.items()
+        for w in (64, 128, 256)
+    ]
+    return CoordCheck(rows=rows, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("slopes", "passed"),
+    [
+        ({1: -0.5, 10: -0.3}, True),
+        ({1: -0.5, 10: 0.2}, False),
+        ({1: -0.5, 11: -0.05}, True),
+        ({1: -0.5, 11: -0.3}, False),
+        ({1: 0.2, 11: 0.0}, False),
+    ],
+)
+def test_logits_that_start_at_random_may_shrink_but_not_grow(
+    slopes: dict[int, float], passed: bool, tmp_path: Path
+) -> None:
+    """A tied head's, until update 10; then they are gated like the others, and others always are."""
+    found = trended(slopes, random_start=("output",))
+    found.save(tmp_path / "check.json")
+    assert found.passed is CoordCheck.load(tmp_path / "check.json").passed is passed
+    assert not trended(slopes).passed
+    assert found.growth[0].one_sided is (max(slopes) <= 10 or slopes[1] > 0)
+
+
+class TiedModel(nn.Module):
+    """An embedding that is the head too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.layers, self.norm = nn.Embedding(12, width), [nn.Linear(width, width)], nn.RMSNorm(width)
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self.embed.as_linear(self.norm(self.layers[0](self.embed(tokens))))
+
+
+@pytest.mark.parametrize(("scales", "passed"), [("mup", True), ("sp", False)])
+def test_a_tied_head_is_noticed(scales: str, passed: bool) -> None:
+    """Its logits are gated upwards only, which the control fails all the same."""
+    found = coord_check(
+        TiedModel,
+        [mx.random.randint(0, 12, (4, 7), key=mx.random.key(n)) for n in range(4)],
+        lambda model, t: nn.losses.cross_entropy(model(t[:, :-1]), t[:, 1:]).mean(),
+        base_width=32,
+        widths=WIDTHS,
+        optimizer=lambda scales: AdamWScheduleFree(2.0**-6, scales=scales),
+        seeds=2,
+        updates=3,
+        scales=scales,
+    )
+    assert found.random_start == ("output",)
+    output = [growth for growth in found.growth if growth.module == "output"]
+    assert all(growth.one_sided and growth.passed is passed for growth in output)

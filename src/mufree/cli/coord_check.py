@@ -125,6 +125,8 @@ def _conclude(options: argparse.Namespace, out: Path, result: CoordCheck, consol
         written.append(str(result.plot(options.plot)))
     for growth in result.growth:
         mark = "ok" if growth.passed else "FOLLOWS THE WIDTH"
+        if growth.one_sided:
+            mark += " (a tied head starts at random: it may shrink, not grow)"
         console.print(
             f"{growth.module:<42} at {growth.at}  width^{growth.slope:+.3f}  spread {growth.spread:.2f}  "
             f"update {growth.update:>2}  {mark}",
@@ -142,6 +144,7 @@ def _conclude(options: argparse.Namespace, out: Path, result: CoordCheck, consol
                 "slope": g.slope,
                 "spread": g.spread,
                 "update": g.update,
+                "one_sided": g.one_sided,
                 "passed": g.passed,
             }
             for g in result.growth

@@ -12,20 +12,22 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import NonFiniteLoss, Reasons, refuse
-from ..mup import Scales
+from ..errors import NonFiniteLoss, Reasons, Refused, refuse
+from ..mup import Scales, mup_scales
 from ..plan import OptimizerPlan
+from ..random_state import random_state_kept
 from ..training.loop import Trainer
 from .cells import Cell, Parametrisation, check_grid
 from .coordinates import STUDY, CoordCheck
 from .custom import Batches, custom_task
-from .probes import activations
+from .probes import OUTPUT, activations
 from .runner import Watcher, run_cells
 from .store import Store
 from .task import Task
 
 STATISTIC = "mean_abs"
 _DIGITS = 7
+_STARTS = ("init", "zero_readout", "zero_query")
 
 
 def run_coord_check(
@@ -69,7 +71,17 @@ def run_coord_check(
         for cell in kept
         for module, update, at, value in cell["values"]
     ]
-    return CoordCheck(rows=rows, parametrisation=name or parametrisation)
+    random_start = (OUTPUT,) if _head_is_tied(task, min(widths)) else ()
+    return CoordCheck(rows=rows, parametrisation=name or parametrisation, random_start=random_start)
+
+
+def _head_is_tied(task: Task, width: int) -> bool:
+    choices = {name: value for name, value in task.parametrize.items() if name not in _STARTS}
+    try:
+        with random_state_kept():
+            return mup_scales(task.make(width), task.shapes, **choices).readout.way == "tied head"
+    except Refused:  # the control may be a model that has no scales
+        return False
 
 
 def check_cell(task: Task, cell: Cell) -> dict[str, Any]:
@@ -122,7 +134,8 @@ def coord_check(
         folder: Keeps finished cells; without one nothing is kept.
         watcher: Hears how it goes on.
         **as_parametrize: Further arguments of :func:`mufree.parametrize`. Zero readouts and queries belong to the
-            check: logits of random ones shrink with width before the first update.
+            check: logits of random ones shrink with width before the first update. A tied head cannot start at zero:
+            its logits must not grow, but may shrink until update 10.
 
     Raises:
         Refused: For fewer than two widths, unknown scales, or a folder of something else.

@@ -18,6 +18,8 @@ SLOPE = 0.10
 """Power of width with which a statistic may grow or shrink."""
 SPREAD = 1.35
 """Largest over smallest, over the widths."""
+SETTLED = 10
+"""Updates until which logits that could not start at zero may shrink with width, as random ones do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Growth:
         slope: Power of width; infinite where a value is 0 at one width and not at another, or no number.
         spread: Largest over smallest.
         update: The update with the largest slope.
+        one_sided: Whether it may shrink with width, and only must not grow.
     """
 
     module: str
@@ -37,11 +40,17 @@ class Growth:
     slope: float
     spread: float
     update: int
+    one_sided: bool = False
+
+    @property
+    def steepness(self) -> float:
+        """The slope that counts: either way, or upwards only."""
+        return self.slope if self.one_sided else abs(self.slope)
 
     @property
     def passed(self) -> bool:
-        """Whether both gates are met."""
-        return abs(self.slope) <= SLOPE and self.spread <= SPREAD
+        """Whether the gates are met, both of them where it may not shrink either."""
+        return self.steepness <= SLOPE and (self.one_sided or self.spread <= SPREAD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +60,13 @@ class CoordCheck:
     Args:
         rows: One for each width, seed, module, update and point: ``width seed module update statistic at value``.
         parametrisation: What was checked: ``mup``, ``sp``, or the name of a change to the scales.
+        random_start: Modules that start at random because they cannot start at zero: the logits of a tied head. Until
+            update 10 they must not grow with width; afterwards they are gated like the others.
     """
 
     rows: Sequence[Row]
     parametrisation: str = "mup"
+    random_start: tuple[str, ...] = ()
 
     @property
     def modules(self) -> list[str]:
@@ -91,7 +103,7 @@ class CoordCheck:
         for (module, at, update), values in by_place.items():
             means = {width: _geometric(seeds) for width, seeds in values.items()}
             found.setdefault((module, at), []).append((*_trend(means), update))
-        return [_worst(module, at, trends) for (module, at), trends in found.items()]
+        return [_worst(module, at, trends, module in self.random_start) for (module, at), trends in found.items()]
 
     @property
     def passed(self) -> bool:
@@ -102,8 +114,8 @@ class CoordCheck:
     def verdict(self) -> str:
         """The verdict in a sentence, with the module that follows the width most."""
         found = self.growth
-        steep = max(found, key=lambda growth: abs(growth.slope))
-        wide = max(found, key=lambda growth: growth.spread)
+        steep = max(found, key=lambda growth: growth.steepness)
+        wide = max(found, key=lambda growth: 0.0 if growth.one_sided else growth.spread)
         widths = sorted({row["width"] for row in self.rows})
         measured = (
             f"from width {widths[0]} to {widths[-1]} the steepest, {steep.module} at {steep.at} after update "
@@ -130,6 +142,7 @@ class CoordCheck:
         head = {
             "study": STUDY,
             "parametrisation": self.parametrisation,
+            "random_start": list(self.random_start),
             "passed": self.passed,
             "verdict": self.verdict,
             "columns": names,
@@ -145,7 +158,11 @@ class CoordCheck:
         """
         content = read_study(Path(path), STUDY)
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
-        return cls(rows=rows, parametrisation=content["parametrisation"])
+        return cls(
+            rows=rows,
+            parametrisation=content["parametrisation"],
+            random_start=tuple(content.get("random_start", ())),
+        )
 
 
 def _geometric(values: Sequence[float]) -> float:
@@ -163,6 +180,11 @@ def _trend(means: Mapping[int, float]) -> tuple[float, float]:
     return slope(list(means), list(means.values())), spread(list(means.values()))
 
 
-def _worst(module: str, at: str, trends: Sequence[tuple[float, float, int]]) -> Growth:
-    steepest, _, update = max(trends, key=lambda trend: abs(trend[0]))
-    return Growth(module, at, steepest, max(trend[1] for trend in trends), update)
+def _worst(module: str, at: str, trends: Sequence[tuple[float, float, int]], random_start: bool) -> Growth:
+    early = [trend for trend in trends if random_start and trend[2] <= SETTLED]
+    settled = [trend for trend in trends if trend not in early]
+    if early and (not settled or max(early)[0] > SLOPE):
+        steepest, _, update = max(early)
+        return Growth(module, at, steepest, max(trend[1] for trend in early), update, one_sided=True)
+    steepest, _, update = max(settled, key=lambda trend: abs(trend[0]))
+    return Growth(module, at, steepest, max(trend[1] for trend in settled), update)
