@@ -51,6 +51,15 @@ def test_it_can_be_turned_off(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -
     assert loaded == []
 
 
+def test_another_library_can_be_named(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It alone is tried, and if it cannot be loaded that is said."""
+    monkeypatch.setenv("MUFREE_BLAS", "libopenblas.so")
+    assert "libopenblas.so, loaded" in str(blas._load_blas())
+    monkeypatch.setenv("MUFREE_BLAS", "on")
+    assert "MUFREE_BLAS=on cannot be loaded" in str(blas._load_blas())
+    assert loaded == ["libopenblas.so"]
+
+
 def test_a_mac_is_left_alone(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """There MLX has Accelerate and Metal."""
     monkeypatch.setattr(platform, "system", lambda: "Darwin")

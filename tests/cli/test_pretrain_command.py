@@ -42,7 +42,11 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     plan = json.loads(capsys.readouterr().out)
     rows = {row["kind"]: row for row in plan["groups"]}
     assert (rows["hidden"]["m_in"], rows["hidden"]["lr"]) == (2.0, 2.0**-7)
-    assert rows["input-like"]["lr"] == 2.0**-6
+    assert (rows["hidden"]["eps"], rows["hidden"]["weight_decay"]) == (0.5e-8, 0.2)
+    assert (rows["output-like"]["eps"], rows["output-like"]["weight_decay"]) == (1e-8, 0.2)
+    assert (rows["input-like"]["lr"], rows["input-like"]["weight_decay"]) == (2.0**-6, 0.1)
+    assert sum(row["parameters"] for row in plan["groups"]) == 32_928
+    assert sum(row["tensors"] for row in plan["groups"]) == 12
     assert not list(tmp_path.iterdir())
 
 

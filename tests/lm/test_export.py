@@ -62,6 +62,11 @@ def test_mlx_lm_generates_from_it_and_quantises_it(run: Path, tmp_path: Path) ->
     assert text.startswith("The ")
     assert len(text) > 4
     assert sample(run / "export", "The ", tokens=8) == text
+    assert sample(run / "export", "The ", tokens=8, seed=1) != text
+    assert sample(run / "export", "The ", tokens=8, seed=1, temperature=0) == sample(
+        run / "export", "The ", tokens=8, temperature=0
+    )
+    assert sample(run / "export", "", tokens=8)
     assert mx.random.state[0].tolist() == state
     command = ["mlx_lm.convert", "--hf-path", str(run / "export"), "--mlx-path", str(tmp_path / "q"), "-q"]
     subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
@@ -89,7 +94,11 @@ def test_no_multiplier_is_written(run: Path) -> None:
     assert not [
         name for name in config if "mup" in name or "multiplier" in name or "scal" in name.replace("rope_scaling", "")
     ]
+    assert config["eos_token_id"] == 256
     card = (run / "export" / "README.md").read_text()
+    assert "| μP | base width 32, width multiplier 2 |" in card
+    assert "| learning rate | 0.015625 at the base width" in card
+    assert "| weights | x, the schedule-free average, after 5 updates (160 tokens) |" in card
     assert "library_name: mlx" in card
     assert "validation loss" in card
 

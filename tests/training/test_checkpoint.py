@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,28 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch
     recover_all(tmp_path / "saves")
     assert checkpoints(tmp_path / "saves") == [folder]
     assert load_checkpoint(folder, model, optimizer) == {"number": 1}
+
+
+def test_a_process_killed_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every one of them: the next writer finds the old folder or the new one, whole."""
+    rename, folder = Path.rename, tmp_path / "c"
+    for last in range(4):
+        model, optimizer = trained()
+        save_checkpoint(folder, model, optimizer, {"number": 1})
+        made: list[Path] = []
+
+        def killed(self: Path, to: Path, *, made: list[Path] = made, last: int = last) -> Path:
+            if len(made) >= last:
+                raise SystemExit
+            made.append(to)
+            return rename(self, to)
+
+        with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
+            patch.setattr(Path, "rename", killed)
+            save_checkpoint(folder, model, optimizer, {"number": 2})
+        recover_all(tmp_path)
+        assert load_checkpoint(folder, model, optimizer) == {"number": 2 if last > 1 else 1}
+        assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import ctypes
 import os
 import platform
 import sys
-from pathlib import Path
 
 LIBRARIES = ("libopenblas.so.0", "libopenblas.so", "libopenblaso.so.0")
 CACHE_BYTES = 1 << 30
@@ -20,7 +19,8 @@ CACHE_BYTES = 1 << 30
 def prepare_machine() -> str | None:
     """Load OpenBLAS if that helps, and widen MLX's buffer cache; what to tell the person, or None.
 
-    ``MUFREE_BLAS=off`` leaves the BLAS as it is. Nothing happens on a Mac, or where MLX is loaded already.
+    ``MUFREE_BLAS=off`` leaves the BLAS as it is, any other value names the library to load. Nothing happens on a Mac,
+    or where MLX is loaded already.
     """
     if platform.system() != "Linux":
         return None
@@ -36,22 +36,20 @@ def prepare_machine() -> str | None:
 
 
 def _load_blas() -> str | None:
-    if os.environ.get("MUFREE_BLAS", "").lower() == "off":
+    chosen = os.environ.get("MUFREE_BLAS", "")
+    if chosen.lower() == "off":
         return "BLAS: MLX's own (MUFREE_BLAS=off)"
     if "mlx.core" in sys.modules:
         return None
-    for name in _candidates():
+    for name in [chosen] if chosen else LIBRARIES:
         try:
             ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
         return f"BLAS: {name}, loaded before MLX (MUFREE_BLAS=off leaves it)"
+    if chosen:
+        return f"BLAS: MLX's own, a slow one; MUFREE_BLAS={chosen} cannot be loaded (give a library, or off)"
     return (
         "BLAS: MLX's own, a slow one; matrix products are about 30 times faster with OpenBLAS "
         "(Debian, Ubuntu: sudo apt-get install libopenblas0-pthread)"
     )
-
-
-def _candidates() -> list[str]:
-    chosen = os.environ.get("MUFREE_BLAS", "")
-    return [chosen] if chosen and Path(chosen).suffix else list(LIBRARIES)

@@ -115,7 +115,22 @@ def copy_containers(tree: Any) -> Any:
 
 
 def assign(target: dict[Any, Any], source: Mapping[Any, Any]) -> None:
-    """Make the contents of ``target`` those of ``source``, so that a compiled step which captured it sees them."""
-    contents = {key: copy_containers(value) for key, value in source.items()}  # source may share containers with target
+    """Make the contents of ``target`` those of ``source``, so that a compiled step which captured it sees them.
+
+    Keys stay in the order of ``target``: a compiled step takes what it captured by position, and would mix arrays up.
+    """
+    contents = _ordered(target, source)  # first, since source may share containers with target
     target.clear()
     target.update(contents)
+
+
+def _ordered(like: Any, source: Any) -> Any:
+    """A copy of the containers of ``source``, their keys in the order that ``like`` has."""
+    if isinstance(source, Mapping):
+        known = like if isinstance(like, Mapping) else {}
+        keys = dict.fromkeys([*(key for key in known if key in source), *source])
+        return {key: _ordered(known.get(key), source[key]) for key in keys}
+    if isinstance(source, list | tuple):
+        beside = [*(like if isinstance(like, list | tuple) else ()), *[None] * len(source)]
+        return _rebuild(source, [_ordered(beside[index], child) for index, child in enumerate(source)])
+    return source

@@ -45,7 +45,8 @@ def language_task(
     """The task of a study on language models, and what was prepared for it at the base width.
 
     Losses are nats a token at ``x``: ``loss`` on batches of the training text, spread evenly over it, ``valid_loss`` on
-    the validation text.
+    the validation text. What the tokenizer is matters to a cell only through the token ids and their number, which are
+    among the settings.
 
     Args:
         config: Settings as for pretraining; width, rate, seed and length come from the cells.
@@ -81,7 +82,7 @@ def language_task(
         accumulation=config.accumulation,
         measured=tuple(measured),
         settings={
-            **found.identity(),
+            **{name: value for name, value in found.identity().items() if name != "tokenizer"},
             "base_width": config.base_width,
             **{name: getattr(config, name) for name in KEPT},
             "data": found.corpus.name,

@@ -62,7 +62,8 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
     with whole_folder(folder) as beside:
         for name, values in arrays.items():
             with failing_as_os_error(folder):
-                mx.save_safetensors(str(beside / f"{name}.safetensors"), values)
+                # MLX lays a file out by insertion: sorted, equal arrays make equal files.
+                mx.save_safetensors(str(beside / f"{name}.safetensors"), dict(sorted(values.items())))
         write_json(beside / _FACTS, facts)
         files = {path.name: _checksum(path) for path in sorted(beside.iterdir())}
         write_json(beside / _MANIFEST, {"format": FORMAT, "arithmetic": arithmetic(), "files": files})
