@@ -326,3 +326,33 @@ def test_a_compiled_step_and_a_reload_go_on_as_one_run(impl: type[optim.Optimize
     run(halves, second, 3)
     one, other = (dict(tree_flatten(model.parameters())) for model in (straight, halves))
     assert all(mx.array_equal(one[path], other[path]).item() for path in one)
+
+
+class Adding(optim.AdamW):
+    """A keyword of its own beside its base's, one of which has another default."""
+
+    def __init__(self, learning_rate: float, eps: float = 1e-4, colour: str = "red", **rest: Any) -> None:
+        super().__init__(learning_rate, eps=eps, **rest)
+        self.colour = colour
+
+
+def test_a_class_that_adds_keywords_keeps_its_own_defaults() -> None:
+    """The nearest class's count."""
+    model, scales = prepared()
+    optimizer = MuAdam(model, scales, impl=Adding, learning_rate=1e-2, colour="blue")
+    rules = {path: member.optimizer for member in optimizer.members for path in member.paths}  # type: ignore[attr-defined]
+    assert rules[HIDDEN].eps == pytest.approx(1e-4 / 8)
+    assert rules[HIDDEN].weight_decay == pytest.approx(0.08)
+    assert rules[HIDDEN].colour == "blue"
+
+
+def test_schedule_free_eps_follows_the_scales() -> None:
+    """With eps as large as the gradients, the first moves show it: eps/8 for hidden tensors, all of it at the head."""
+    model, scales = prepared()
+    ones = tree_map(mx.ones_like, model.parameters())
+    optimizer = MuAdamWScheduleFree(model, scales, learning_rate=1e-2, eps=1.0)
+    after = dict(tree_flatten(optimizer.apply_gradients(ones, ones)))
+    moves = {path: 1 - after[path].reshape(-1)[0].item() for path in (HIDDEN, HEAD, INPUT)}
+    assert moves[HIDDEN] == pytest.approx(1e-2 / 8 / (1 + 1 / 8), abs=ONE_UPDATE)
+    assert moves[HEAD] == pytest.approx(1e-2 / 8 / (1 + 1), abs=ONE_UPDATE)
+    assert moves[INPUT] == pytest.approx(1e-2 / (1 + 1 / 8), abs=ONE_UPDATE)

@@ -112,3 +112,14 @@ def test_an_error_in_a_users_function_comes_out_as_it_is() -> None:
     model = llama_at(512)
     with pytest.raises(ZeroDivisionError):
         param_groups(model, mup_scales(model, SHAPES), learning_rate=0.01, groups=[{"match": lambda *_: 1 / 0}])
+
+
+def test_tensors_of_unlike_eps_are_kept_apart() -> None:
+    """Two hidden tensors of one fan-in and two fan-outs have one rate and two eps."""
+    base, delta, target = ({"a": (w, w), "b": (v, w)} for w, v in ((64, 32), (128, 64), (512, 64)))
+    scales = mup_scales(target, make_base_shapes(base, delta))
+    groups = param_groups(target, scales, learning_rate=0.01)
+    assert {group.paths: (group.learning_rate, group.eps) for group in groups} == {
+        ("a",): (0.00125, 1 / 8),
+        ("b",): (0.00125, 1 / 2),
+    }

@@ -253,3 +253,21 @@ def test_a_large_fresh_weight_is_taken_for_fresh() -> None:
     scales = parametrize(model, make_base_shapes(make, base_width=64))
     assert scales["layers.0.weight"].kind == "hidden"
     assert mx.array_equal(model.layers[0].weight, before * scales["layers.0.weight"].init * 4)
+
+
+def test_a_quantised_layers_bias_is_left_alone() -> None:
+    """Its weights are packed, so how they were drawn is not known."""
+
+    def make(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, width), nn.QuantizedLinear.from_linear(nn.Linear(width, width)))
+
+    model = make(512)
+    before = model.layers[1].bias
+    parametrize(model, make_base_shapes(make, base_width=64))
+    assert mx.array_equal(model.layers[1].bias, before).item()
+
+
+def test_keep_and_a_start_at_zero_contradict_each_other() -> None:
+    """One of them would not be done."""
+    with pytest.raises(Refused, match="'keep' leaves the weights as they are and cannot start some at zero"):
+        parametrize(llama_at(128), SHAPES[False], init="keep", zero_readout=True)

@@ -116,3 +116,10 @@ def test_an_array_that_is_no_parameter_is_told_what_to_do() -> None:
 
     with pytest.raises(Refused, match=r"ids: .* freeze its module, or .* a leading underscore"):
         mup_scales(make(128), make_base_shapes(make))
+
+
+def test_a_later_pattern_wins() -> None:
+    """So that an exception can follow a rule."""
+    overrides = {"*.kernel": "hidden", "layers.0.*": "scalar-like"}
+    scales = mup_scales(odd(512), make_base_shapes(odd(64), odd(128)), overrides=overrides)
+    assert scales["layers.0.kernel"].kind == "scalar-like"

@@ -235,3 +235,36 @@ def test_a_readout_gain_for_an_untied_head_is_refused() -> None:
     """It would do nothing."""
     with pytest.raises(Refused, match="none is tied here"):
         mup_scales(llama_at(512), make_base_shapes(llama_at(64), llama_at(128)), readout_gain="model.norm.*")
+
+
+class PlusOne(nn.Module):
+    """Attention whose query norm has a gain of 1 + w."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.q_norm = gemma.RMSNorm(width // 4)
+
+
+def test_a_query_norm_of_one_plus_w_carries_and_starts_at_zero_as_a_whole() -> None:
+    """(1 + w)·√(d₀/d) is its gain, and at zero w is −1; mlx-lm's own w starts at 1."""
+    shapes = make_base_shapes(PlusOne, base_width=64)
+    model, zero = PlusOne(1024), PlusOne(1024)
+    parametrize(model, shapes, base_head_dim=16)
+    assert mx.all(model.q_norm.weight == 2 / 4 - 1).item()
+    parametrize(zero, shapes, zero_query=True)
+    assert mx.all(zero.q_norm.weight == -1).item()
+
+
+def test_a_tied_minicpm_has_no_division_to_count_on() -> None:
+    """Its tied path skips it, so the norm's gain carries all of the 1/m that its embedding leaves."""
+    models = [build("minicpm", width) for width in (64, 128, 256)]
+    for model in models:
+        model.args.dim_model_base = 64
+        model.args.tie_word_embeddings = True
+        if "lm_head" in model:
+            del model.lm_head
+    scales = mup_scales(models[2], make_base_shapes(*models[:2]))
+    assert scales.readout.way == "tied head"
+    assert scales.readout.share == 1 / 4

@@ -230,3 +230,16 @@ def test_a_bias_free_mlp_has_no_surprises() -> None:
     scales = mup_scales(mlp_at(512), make_base_shapes(mlp_at(64), mlp_at(128)))
     weights = {path: scale.kind for path, scale in scales.items() if path.endswith("weight")}
     assert list(weights.values()) == ["input-like", "hidden", "output-like"]
+
+
+def test_an_adapter_is_no_readout() -> None:
+    """A LoRA A maps to a finite size too, and must not start at zero with the head."""
+
+    class Adapted(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.layer, self.logits = LoRALinear(width, width, r=4), nn.Linear(width, 7)
+
+    scales = mup_scales(Adapted(512), make_base_shapes(Adapted, base_width=64))
+    assert scales["layer.lora_a"].kind == "output-like"
+    assert scales.readout.heads == ("logits.weight",)
