@@ -49,10 +49,10 @@ def test_the_defaults_are_right_and_all_problems_are_told() -> None:
 
 def test_fewer_tokens_than_an_update_are_refused() -> None:
     """One update more than asked would be made otherwise; from one update on, whole updates."""
-    with pytest.raises(Refused, match=r"tokens: 5 is less than one update's 1024; give at least that"):
+    with pytest.raises(Refused, match=r"tokens: 5 is less than one update's 896; give at least that"):
         PretrainConfig(tokens=5)
-    assert PretrainConfig(tokens=1024).update_limit == 1
-    assert PretrainConfig(tokens=3000).update_limit == 2
-    assert PretrainConfig(tokens=3000, updates=1).update_limit == 1
+    assert PretrainConfig(tokens=896).update_limit == 1
+    assert PretrainConfig(tokens=2000).update_limit == 2
+    assert PretrainConfig(tokens=2000, updates=1).update_limit == 1
     assert PretrainConfig(max_time=1).update_limit is None
     assert PretrainConfig().update_limit == 200
