@@ -69,7 +69,7 @@ def horizon(folder: Path) -> None:
     from mufree.studies.horizon import LOSS, horizons_of, run_horizon
     from mufree.studies.language import language_task
 
-    task, _ = language_task(PretrainConfig(), [64], measured=horizons_of(HORIZON_UPDATES)[:-1])
+    task, _ = language_task(PretrainConfig(batch_size=16), [64], measured=horizons_of(HORIZON_UPDATES)[:-1])
     found = run_horizon(
         task,
         width=64,

@@ -31,3 +31,4 @@ from .schedule_free import AdamWScheduleFree as AdamWScheduleFree
 from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
 from .schedule_free import SGDScheduleFree as SGDScheduleFree
 from .schedule_free import averaged as averaged
+from .training import recalibrate as recalibrate

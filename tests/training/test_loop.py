@@ -164,3 +164,50 @@ def test_what_is_not_finite_is_told() -> None:
     other.optimizer.state["head"]["bias"]["z"] = mx.full((7,), mx.nan)
     with pytest.raises(NonFiniteLoss, match="a weight after update 1"):
         other.check_finite()
+
+
+@pytest.mark.parametrize("optimizer", [AdamWScheduleFree(0.1), optim.AdamW(0.1)], ids=["schedule-free", "stock"])
+@pytest.mark.parametrize("where", ["loss", "update"])
+def test_an_exception_inside_the_trace_leaves_the_last_good_arrays(
+    optimizer: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of another shape that fails while the step is traced: everything is as before, can be saved, goes on."""
+    model = Embedded(0.5)
+    trainer = Trainer(model, optimizer, batch)
+    trainer.advance()
+    good = [dict(tree_flatten(tree)) for tree in (model.parameters(), optimizer.state)]
+    before = [{path: array.tolist() for path, array in tree.items()} for tree in good]
+    key = mx.random.state[0].tolist()
+    apply = type(optimizer).apply_single if where == "update" and isinstance(optimizer, optim.AdamW) else None
+    if where == "loss":
+        monkeypatch.setattr(
+            Embedded, "__call__", lambda self, tokens: self.head(self.dropout(self.embedding(tokens)) @ tokens)
+        )
+    elif apply is not None:
+        monkeypatch.setattr(optimizer, "apply_single", _failing_late(optimizer.apply_single))
+    else:
+        monkeypatch.setattr(optimizer, "_advance", _failing_late(optimizer._advance, after=0))
+    trainer._batch = lambda number: batch(number, rows=3)
+    with pytest.raises((ValueError, RuntimeError)):
+        trainer.advance()
+    monkeypatch.undo()
+    after = [dict(tree_flatten(tree)) for tree in (model.parameters(), optimizer.state)]
+    assert [{path: array.tolist() for path, array in tree.items()} for tree in after] == before
+    assert mx.random.state[0].tolist() == key
+    assert trainer.position.update == 1
+    save_checkpoint(tmp_path / "saved", model, optimizer, {})
+    trainer._batch = batch
+    assert np.isfinite(trainer.advance())
+
+
+def _failing_late(function: Any, after: int = 1) -> Any:
+    """The function, which after that many calls does its work and then raises."""
+    calls = []
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls.append(function(*args, **kwargs))
+        if len(calls) > after:
+            raise RuntimeError("late")
+        return calls[-1]
+
+    return failing

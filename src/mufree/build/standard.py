@@ -21,6 +21,7 @@ from .masks import decaying
 from .precision import bfloat16_warning
 from .rates import build_lr_schedule
 from .rules import Rate, schedule_free_rule, stock_rule
+from .statistics import running_statistics_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,9 @@ def build_optimizer(
     if costs:
         warnings.warn(costs, UserWarning, stacklevel=2)
         plan = replace(plan, warnings=(*plan.warnings, costs))
+    statistics = running_statistics_note(plan, model)
+    if statistics:
+        plan = replace(plan, notes=(*plan.notes, statistics))
     rate = build_lr_schedule(plan)
     optimizer = (
         _schedule_free(plan, model, scales, rate) if plan.family.schedule_free else _stock(plan, model, scales, rate)

@@ -22,6 +22,7 @@ PRESET: Mapping[str, Any] = {
     "widths": [64, 128, 256, 512, 1024],
     "seeds": 3,
     "updates": 10,
+    "batch_size": 16,
     "lr": 2.0**-8,
     "zero_readout": True,
     "zero_query": True,

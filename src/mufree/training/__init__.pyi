@@ -3,3 +3,4 @@ from .checkpoint import save_checkpoint as save_checkpoint
 from .config import PretrainConfig as PretrainConfig
 from .pretrain import Run as Run
 from .pretrain import pretrain as pretrain
+from .recalibration import recalibrate as recalibrate

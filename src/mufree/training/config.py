@@ -40,7 +40,7 @@ class PretrainConfig:
     data: str | None = option(None, "text file, folder of them, or .jsonl with a text field", group="data")
     tokenizer: str | None = option(None, "local tokenizer folder (default: bytes)", group="data")
     seq_length: int = option(64, "tokens a sequence", group="data", low=1)
-    batch_size: int = option(16, "sequences a micro-batch", group="data", low=1)
+    batch_size: int = option(14, "sequences a micro-batch", group="data", low=1)
     accumulation: int = option(1, "micro-batches an update", group="data", low=1)
     eval_batches: int = option(8, "micro-batches of a validation", group="data", low=1)
 
@@ -62,7 +62,7 @@ class PretrainConfig:
 
     out: str = option("runs/pretrain", "folder of the run", group="output")
     report_every: int = option(10, "updates between reports", group="output", low=1)
-    eval_every: int = option(50, "updates between validations", group="output", low=1)
+    eval_every: int = option(100, "updates between validations", group="output", low=1)
     save_every: int = option(50, "updates between checkpoints", group="output", low=1)
     keep: int = option(2, "checkpoints to keep", group="output", low=1)
     prompt: str = option("The ", "start of the sample", group="output")

@@ -1,17 +1,21 @@
 """One compiled training step: gradients, accumulation, update.
 
 Invariant: everything that an update changes (model, optimizer, random state) is captured by the compiled function, and
-its last good arrays are kept in Python until the next step has been evaluated.
+an exception inside its trace, which leaves dead tracers in all of it, puts the last good arrays back. They are held
+only while the trace runs, not while arrays are computed, so that they cost no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
+
+from ..random_state import random_key, set_random_key
 
 Loss = Callable[[Any, mx.array], mx.array]
 
@@ -37,6 +41,7 @@ class TrainStep:
     """
 
     def __init__(self, model: Any, optimizer: Any, loss: Loss = next_token_loss) -> None:
+        self._containers = (model, optimizer.state)
         self._state = [model.state, optimizer.state, mx.random.state]
         value_and_grad = nn.value_and_grad(model, loss)
 
@@ -58,7 +63,35 @@ class TrainStep:
         batches = list(batches)
         losses, gradients = [], None
         for number, batch in enumerate(batches, 1):
-            value, gradients = self._compiled(batch, gradients, 1 / len(batches), number == len(batches))
+            with _last_good(self._containers):
+                value, gradients = self._compiled(batch, gradients, 1 / len(batches), number == len(batches))
             losses.append(value)
             mx.eval(value, gradients if gradients is not None else self._state)
         return float(sum(value.item() for value in losses) / len(losses))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _last_good(containers: Any) -> Iterator[None]:
+    """After an exception inside, every dict and list in ``containers`` holds what it held before."""
+    held = [(one, one.copy() if isinstance(one, list) else dict(one)) for one in _nested(containers)]
+    key = random_key()
+    try:
+        yield
+    except BaseException:
+        for container, content in held:
+            if isinstance(container, list):
+                container[:] = content
+            else:  # as a dict: a module's own ``update`` is another thing
+                dict.clear(container)
+                dict.update(container, content)
+        set_random_key(key)
+        raise
+
+
+def _nested(value: Any) -> Iterator[Any]:
+    """Every dict (modules are dicts) and list in a value, inner ones too."""
+    if isinstance(value, dict | list):
+        yield value
+    if isinstance(value, dict | list | tuple):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _nested(child)

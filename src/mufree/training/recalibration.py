@@ -1,0 +1,69 @@
+"""BatchNorm's running statistics for the average: while training they follow ``y``, and ``x`` has others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import refuse
+from ..schedule_free import averaged
+
+
+def recalibrate(model: nn.Module, optimizer: Any, batches: Iterable[Any]) -> int:
+    """Measure the running statistics of every BatchNorm anew, at the average ``x``.
+
+    Each becomes the plain mean over the batches, whatever the layer's momentum; the other layers run as in evaluation,
+    so that dropout neither acts nor draws. Parameters, optimizer state, momenta and each module's mode are the same
+    bits afterwards. Call it before ``x`` is evaluated, saved or exported; training goes on from the new statistics.
+
+    Args:
+        model: The model; ``model(batch)`` is called.
+        optimizer: The schedule-free optimizer that trains it, or an MLX ``MultiOptimizer`` that holds some.
+        batches: Inputs, best as many and as large as in training.
+
+    Returns:
+        The number of batches.
+
+    Raises:
+        Refused: If there is no BatchNorm with running statistics, or no batch; nothing has changed then.
+
+    Source: Defazio et al. 2024, arXiv 2405.15682, on BatchNorm.
+    """
+    layers = [module for _, module in _modules(model) if isinstance(module, nn.BatchNorm)]
+    layers = [layer for layer in layers if layer.track_running_stats]
+    if not layers:
+        refuse("missing", "model", "has no BatchNorm with running statistics; there is nothing to measure")
+    modes = [(module, module.training) for _, module in _modules(model)]
+    momenta = [layer.momentum for layer in layers]
+    before = [(layer.running_mean, layer.running_var) for layer in layers]
+    count = 0
+    try:
+        with averaged(optimizer, model):
+            model.eval()
+            for layer in layers:
+                layer.train()
+            for batch in batches:
+                count += 1
+                for layer in layers:
+                    layer.momentum = 1 / count
+                mx.eval(model(batch), [(layer.running_mean, layer.running_var) for layer in layers])
+    except BaseException:
+        for layer, (mean, variance) in zip(layers, before, strict=True):
+            layer.running_mean, layer.running_var = mean, variance
+        raise
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        for module, mode in modes:
+            module.train(mode)
+    if count == 0:
+        refuse("empty", "batches", "has no batch; give the inputs of some training batches")
+    return count
+
+
+def _modules(model: nn.Module) -> list[tuple[str, Any]]:
+    """Every module, outer ones first, since a mode is handed on to inner ones."""
+    return sorted(model.named_modules(), key=lambda entry: len(entry[0].split(".")) if entry[0] else 0)
