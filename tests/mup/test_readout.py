@@ -268,3 +268,16 @@ def test_a_tied_minicpm_has_no_division_to_count_on() -> None:
     scales = mup_scales(models[2], make_base_shapes(*models[:2]))
     assert scales.readout.way == "tied head"
     assert scales.readout.share == 1 / 4
+
+
+def test_a_quantised_head_does_not_make_the_embedding_one() -> None:
+    """Its packed weight has no kind, but it is there: the norm's gain has nothing to carry."""
+
+    def make(width: int) -> nn.Module:
+        model = llama_at(width)
+        model.lm_head = model.lm_head.to_quantized(group_size=32)
+        return model
+
+    scales = mup_scales(make(256), make_base_shapes(make))
+    assert scales.readout.way == "no readout"
+    assert scales["model.norm.weight"].lr == 1

@@ -241,3 +241,14 @@ def test_a_tied_head_is_noticed(scales: str, passed: bool) -> None:
     assert found.random_start == ("output",)
     output = [growth for growth in found.growth if growth.module == "output"]
     assert all(growth.one_sided and growth.passed is passed for growth in output)
+
+
+@pytest.mark.parametrize(("name", "tied"), [("mup", False), ("qwen3", False), ("granite", True), ("gemma", True)])
+def test_the_checks_that_are_kept_meet_the_gates(name: str, tied: bool) -> None:
+    """Five widths, three seeds, ten updates, at y and at x: what the README says, from the data itself."""
+    kept = CoordCheck.load(Path(__file__).parents[2] / "reference" / "data" / f"coord-check-{name}.json")
+    assert kept.passed, kept.verdict
+    assert {row["width"] for row in kept.rows} == {64, 128, 256, 512, 1024}
+    assert len({row["seed"] for row in kept.rows}) == 3
+    assert (kept.updates, kept.points) == (10, ["y", "x"])
+    assert kept.random_start == (("output",) if tied else ())

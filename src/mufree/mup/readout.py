@@ -122,11 +122,15 @@ def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[
         and len(leaf.shape) > 1
         and not any(fnmatchcase(part, pattern) for part in leaf.path.lower().split(".") for pattern in _NOT_HEADS)
     ]
-    called = [leaf for leaf in candidates if set(leaf.path.split(".")[-2:]) & set(_HEADS)]
+    called = [leaf for leaf in candidates if _called_head(leaf)]
     if called:
         return called
     skeletons = [_skeleton(leaf.path) for leaf in candidates]
     return [leaf for leaf, skeleton in zip(candidates, skeletons, strict=True) if skeletons.count(skeleton) == 1]
+
+
+def _called_head(leaf: Leaf) -> bool:
+    return not hasattr(leaf.owner, "as_linear") and bool(set(leaf.path.split(".")[-2:]) & set(_HEADS))
 
 
 def _tied(model: Any, found: Sequence[Leaf], heads: Sequence[Leaf]) -> Leaf | None:
@@ -140,7 +144,12 @@ def _tied(model: Any, found: Sequence[Leaf], heads: Sequence[Leaf]) -> Leaf | No
             return leaf
     classes = dict.fromkeys(type(module) for _, module in modules(model))
     named = [names for kind in classes for names in _names_of_tied(kind)]
-    sizes = {leaf.shape[0] for leaf in heads}
+    # A packed head has no kind, and is one by its name.
+    sizes = {
+        leaf.shape[0]
+        for leaf in found
+        if any(leaf is head for head in heads) or (len(leaf.shape) > 1 and _called_head(leaf))
+    }
     for leaf in found:
         parts = leaf.path.split(".")
         if not hasattr(leaf.owner, "as_linear") or leaf.shape[0] in sizes:
