@@ -203,3 +203,14 @@ def test_rates_that_are_none(text: str) -> None:
 
 def _words(folder: Path, *more: Any) -> list[str]:
     return ["transfer", "-c", str(folder / "small.yaml"), "--out", str(folder / "s"), *more]
+
+
+@pytest.mark.parametrize("command", ["transfer", "coord-check"])
+def test_a_list_in_a_file_that_is_none_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the file and the option, status 2, and nothing written."""
+    (tmp_path / "c.yaml").write_text("widths: [64, wide]\n")
+    assert run([command, "-c", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert "c.yaml: widths: 'wide' is not a list of whole numbers" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

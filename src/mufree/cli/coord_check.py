@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Reasons
 from ..training.config import PretrainConfig, from_mapping
-from .numbers import from_file, whole_numbers
+from .numbers import parse_lists, whole_numbers
 from .options import add_options, given_options, read_yaml
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ def read(options: argparse.Namespace) -> tuple[dict[str, Any], PretrainConfig]:
         Refused: With every reason.
     """
     file = dict(read_yaml(options.config, PretrainConfig)) if options.config else {}
-    if "widths" in file:
-        file["widths"] = from_file(file["widths"], whole_numbers)
+    parse_lists(file, options.config, widths=whole_numbers)
     given = {name: getattr(options, name) for name in OF_THE_CHECK if hasattr(options, name)}
     settings = {**PRESET, **file, **given_options(options, PretrainConfig, **_SHARED), **given}
     grid = {name: settings.pop(name) for name in OF_THE_CHECK}

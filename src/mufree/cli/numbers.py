@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Any
 
+from ..errors import Reasons
 from .options import number
 
 
@@ -31,8 +32,28 @@ def rates(text: str) -> list[float]:
     return [first * 2.0**step for step in range(round(steps) + 1)]
 
 
-def from_file(value: Any, parse: Any) -> Any:
-    """A list in a YAML file: text as on the command line, or a list of such numbers."""
+def parse_lists(file: dict[str, Any], source: Any, **parsers: Any) -> None:
+    """Read the lists among a YAML file's options, in place: text as on the command line, or a list of such numbers.
+
+    Args:
+        file: Option names and values.
+        source: The file, for the errors.
+        **parsers: By option name, how its text is read.
+
+    Raises:
+        Refused: With every list that cannot be read.
+    """
+    reasons = Reasons()
+    for name, parse in parsers.items():
+        if name in file:
+            try:
+                file[name] = _from_file(file[name], parse)
+            except argparse.ArgumentTypeError as error:
+                reasons.add("type", f"{source}: {name}", str(error))
+    reasons.refuse_if_any()
+
+
+def _from_file(value: Any, parse: Any) -> Any:
     if isinstance(value, str):
         return parse(value)
     return [parse(item)[0] if isinstance(item, str) else item for item in value] if isinstance(value, list) else [value]

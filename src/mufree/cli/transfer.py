@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Reasons, Refused
+from ..errors import Reasons
 from ..studies.cells import PARAMETRISATIONS, check_grid
 from ..training.config import PretrainConfig, from_mapping
-from .numbers import from_file, rates, whole_numbers
+from .numbers import parse_lists, rates, whole_numbers
 from .options import add_options, given_options, read_yaml
 
 if TYPE_CHECKING:
@@ -119,12 +119,7 @@ def read(options: argparse.Namespace) -> Asked:
         Refused: With every reason.
     """
     file = dict(read_yaml(options.config, PretrainConfig)) if options.config else {}
-    for name, parse in (("widths", whole_numbers), ("rates", rates)):
-        if name in file:
-            try:
-                file[name] = from_file(file[name], parse)
-            except argparse.ArgumentTypeError as error:
-                raise Refused(_one("type", f"{options.config}: {name}", str(error))) from None
+    parse_lists(file, options.config, widths=whole_numbers, rates=rates)
     given = {name: getattr(options, name) for name in OF_THE_GRID if hasattr(options, name)}
     preset = dict(QUICK if options.quick else FULL)
     settings = {**preset, **file, **given_options(options, PretrainConfig, **_SHARED), **given}
@@ -154,12 +149,6 @@ def _widths(widths: Any, config: PretrainConfig, only_base: bool, reasons: Reaso
 
 def _check(grid: Mapping[str, Any]) -> None:
     check_grid(**grid)
-
-
-def _one(code: str, where: str, message: str) -> Any:
-    reasons = Reasons()
-    reasons.add(code, where, message)
-    return reasons.found
 
 
 def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> int:
