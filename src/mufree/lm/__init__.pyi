@@ -2,3 +2,4 @@ from .building import base_shapes as base_shapes
 from .building import build as build
 from .configs import at_width as at_width
 from .export import export as export
+from .lora_scales import lora_scales as lora_scales

@@ -21,7 +21,7 @@ from .kinds import Placement
 from .shapes import BaseShapes
 from .walk import Leaf, modules
 
-Way = Literal["untied head", "tied head", "no readout"]
+Way = Literal["untied head", "tied head", "no readout", "frozen head"]
 # Output-like by their axes, yet no readout: routers, fixed key/value heads, low-rank down-projections, adapters.
 _NOT_HEADS = (
     "*gate*", "*router*", "k_proj", "v_proj", "key_proj", "value_proj", "wk", "wv", "q_a_proj", "kv_a_proj*",

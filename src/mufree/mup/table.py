@@ -49,6 +49,8 @@ def _readout(scales: Scales) -> str:
     readout = scales.readout
     if readout.way == "no readout":
         return "none found"
+    if readout.way == "frozen head":
+        return "the head is not trained, and stays as it is"
     heads = ", ".join(readout.heads)
     if readout.way == "untied head":
         multiplied = any(scales[head].multiplier != 1 for head in readout.heads)
