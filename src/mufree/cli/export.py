@@ -1,24 +1,44 @@
-"""``mufree export``: a run's newest checkpoint as a folder for ``mlx_lm.load``."""
+"""``mufree export``: a run, or a fine-tune's adapters fused into their base, as a folder for ``mlx_lm.load``."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-HELP = "export a run's newest checkpoint as a model folder, the average x or the training point y"
+from ..errors import Reasons
+
+HELP = "export a run's newest checkpoint, or fuse a fine-tune's adapters, as a model folder: the average x or y"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run of mufree pretrain")
+    parser.add_argument(
+        "run", type=Path, metavar="FOLDER", help="a run of mufree pretrain, or adapters of mufree lora or mlx_lm.lora"
+    )
     parser.add_argument("--weights", choices=("x", "y"), default="x", help="the average, or where gradients were taken")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: RUN/export, RUN/export-y")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="default: FOLDER/export or FOLDER/fused, with -y for --weights y"
+    )
+    parser.add_argument("--model", metavar="BASE", help="adapters: the base model, if it is not where they say")
+    parser.add_argument("--dequantize", action="store_true", help="adapters: write a quantised base in plain weights")
 
 
 def run(options: argparse.Namespace) -> int:
     """Export, and print the folder."""
+    from ..lm.fusing import export_adapters, is_adapter_folder
+
+    suffix = "" if options.weights == "x" else "-y"
+    if is_adapter_folder(options.run):
+        out = options.out or options.run / f"fused{suffix}"
+        given = {"model": options.model, "dequantize": options.dequantize}
+        print(export_adapters(options.run, out, weights=options.weights, **given))
+        return 0
     from ..training.exporting import export_run
 
-    default = options.run / ("export" if options.weights == "x" else "export-y")
-    print(export_run(options.run, options.out or default, weights=options.weights))
+    reasons = Reasons()
+    for name in ("model", "dequantize"):
+        if getattr(options, name):
+            reasons.add("unused", f"--{name}", f"is for adapters, and {options.run} holds none; leave it out")
+    reasons.refuse_if_any()
+    print(export_run(options.run, options.out or options.run / f"export{suffix}", weights=options.weights))
     return 0
