@@ -3,6 +3,8 @@
     python reference/studies.py transfer runs/transfer      # an hour or two on two cores
     python reference/studies.py coord-check runs/coord      # some minutes
     python reference/studies.py horizon runs/horizon        # half an hour
+    python reference/studies.py lora-transfer runs/lora-transfer    # half an hour, one core
+    python reference/studies.py lora-horizon runs/lora-horizon      # a quarter of an hour, one core
     python reference/studies.py plots FOLDER                # from the kept data alone
 
 Several processes may be started on one folder at once. Each study ends by writing ``reference/data/<name>.json``.
@@ -32,6 +34,15 @@ SEEDS = 2
 WIDER_SEEDS, WIDER_RATE = 3, 2.0**-6
 HORIZON_RATES = [2.0**power for power in range(-9, -3)]
 HORIZON_UPDATES = 400
+BASE_UPDATES = 600
+"""Of a fine-tune's base model."""
+FINETUNE = {"batch_size": 8, "weight_decay": 0.0, "warmup": 10, "beta2": 0.999}
+LORA_WIDTHS = (64, 256)
+LORA_TRANSFER_UPDATES = 100
+LORA_TRANSFER_RATES = [2.0**power for power in range(-11, -4)]
+LORA_TITLES = {"mup": "LoRA scaled: A at rate/m, B at the rate", "sp": "LoRA, one rate for A and B"}
+LORA_HORIZONS = (100, 200, 400)
+LORA_HORIZON_RATES = [2.0**power for power in range(-11, -5)]
 
 
 def transfer(folder: Path) -> None:
@@ -81,6 +92,55 @@ def horizon(folder: Path) -> None:
     )
     print(found.verdict)
     found.save(DATA / "horizon.json")
+
+
+def lora_transfer(folder: Path) -> None:
+    """Whether the rate of a LoRA fine-tune, tuned on a narrow base, is that of a base four times as wide."""
+    from finetune import finetune_task
+    from mufree.studies.transfer import LOSS
+    from mufree.studies.transfer_runs import run_transfer
+
+    base = PretrainConfig(updates=BASE_UPDATES)
+    task = finetune_task(PretrainConfig(**FINETUNE), base, LORA_WIDTHS, _bases(folder))
+    found = run_transfer(
+        task,
+        base_width=LORA_WIDTHS[0],
+        widths=LORA_WIDTHS,
+        rates=LORA_TRANSFER_RATES,
+        updates=LORA_TRANSFER_UPDATES,
+        seeds=SEEDS,
+        folder=folder,
+        context={"titles": LORA_TITLES, **task.settings},
+        watcher=_watcher(LOSS),
+    )
+    print(found.verdict)
+    found.save(DATA / "lora-transfer.json")
+
+
+def lora_horizon(folder: Path) -> None:
+    """One schedule-free LoRA fine-tune against a cosine tuned for each length, width 64, three seeds."""
+    from finetune import finetune_task
+    from mufree.studies.horizon import LOSS, run_horizon
+
+    base = PretrainConfig(updates=BASE_UPDATES, width=LORA_WIDTHS[0])
+    task = finetune_task(PretrainConfig(**FINETUNE), base, LORA_WIDTHS[:1], _bases(folder), measured=LORA_HORIZONS[:-1])
+    found = run_horizon(
+        task,
+        width=LORA_WIDTHS[0],
+        rates=LORA_HORIZON_RATES,
+        updates=LORA_HORIZONS[-1],
+        horizons=LORA_HORIZONS,
+        seeds=3,
+        folder=folder,
+        watcher=_watcher(LOSS),
+    )
+    print(found.verdict)
+    found.save(DATA / "lora-horizon.json")
+
+
+def _bases(folder: Path) -> Path:
+    """Where the base models of fine-tunes are kept: beside the studies, which share them."""
+    return folder.parent / "lora-bases"
 
 
 def coord_check(folder: Path) -> None:
@@ -151,7 +211,13 @@ def plots(folder: Path) -> None:
     from mufree.studies.transfer import Transfer
     from mufree.studies.wider import judge_wider
 
-    kinds = {"transfer": Transfer, "horizon": Horizon, "coord-check": CoordCheck}
+    kinds = {
+        "transfer": Transfer,
+        "horizon": Horizon,
+        "coord-check": CoordCheck,
+        "lora-transfer": Transfer,
+        "lora-horizon": Horizon,
+    }
     for path in sorted(DATA.glob("*.json")):
         kind = next((found for name, found in kinds.items() if path.stem.startswith(name)), None)
         if kind is None:
@@ -160,6 +226,7 @@ def plots(folder: Path) -> None:
         print(f"{path.stem}: {study.verdict}")
         if isinstance(study, Transfer):
             print(study.costs)
+        if path.stem == "transfer":
             print(judge_wider(study.rows, rate=WIDER_RATE, after=PretrainConfig().warmup).sentence)
         print(study.plot(folder / f"{path.stem}.png"))
 
@@ -172,7 +239,14 @@ def _watcher(loss: str) -> Any:
     return ConsoleWatcher(Console(), lambda row: row["losses"][loss])
 
 
-STUDIES = {"transfer": transfer, "coord-check": coord_check, "horizon": horizon, "plots": plots}
+STUDIES = {
+    "transfer": transfer,
+    "coord-check": coord_check,
+    "horizon": horizon,
+    "lora-transfer": lora_transfer,
+    "lora-horizon": lora_horizon,
+    "plots": plots,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

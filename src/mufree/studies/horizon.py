@@ -158,6 +158,7 @@ def run_horizon(
     updates: int,
     seeds: int,
     folder: str | Path,
+    horizons: Sequence[int] | None = None,
     loss: str = LOSS,
     watcher: Watcher | None = None,
 ) -> Horizon:
@@ -167,12 +168,13 @@ def run_horizon(
     minimum over all seeds lies inside of what was trained or at the grid's end.
 
     Args:
-        task: A task that measures at :func:`horizons_of` these updates.
+        task: A task that measures at every horizon but the last.
         width: Of every model.
         rates: The grid for both.
         updates: The longest horizon.
         seeds: How many.
         folder: Keeps finished cells.
+        horizons: In updates, the longest the last and ``updates``; by default :func:`horizons_of` these.
         loss: Which of the task's losses is compared.
         watcher: Hears how it goes on.
 
@@ -181,7 +183,9 @@ def run_horizon(
     """
     reasons = Reasons()
     reasons.attempt(lambda: check_grid(widths=[width], rates=rates, seeds=seeds, updates=updates))
-    horizons = horizons_of(updates)
+    horizons = horizons_of(updates) if horizons is None else tuple(horizons)
+    if list(horizons) != sorted(set(horizons)) or horizons[-1:] != (updates,):
+        reasons.add("out_of_range", "horizons", f"{horizons} do not rise to {updates}, the longest")
     if not set(horizons[:-1]) <= set(task.measured):
         reasons.add("missing", "task", f"measures at {task.measured}, not at {horizons[:-1]}")
     reasons.refuse_if_any()

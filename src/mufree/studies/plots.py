@@ -44,7 +44,7 @@ def plot_transfer(transfer: Transfer, path: Path) -> Path:
     for panel, kind in zip(panels, kinds, strict=True):
         for number, sweep in enumerate(found[kind]):
             _curve(panel, sweep, kind, number, len(found[kind]), deviations)
-        panel.set_title(_TITLES[kind])
+        panel.set_title({**_TITLES, **transfer.context.get("titles", {})}[kind])
         panel.set_xlabel("learning rate at the base width, log₂")
     panels[0].set_ylabel("loss at x, nats a token")
     panels[-1].legend(title="width\n(ring: best rate)", fontsize=8, title_fontsize=8, **_BESIDE)

@@ -31,6 +31,8 @@ class Task:
         optimizer: The optimizer of a cell for a model; its scales are None without μP.
         evaluation: Fixed batches by the name of the loss that they give.
         parametrize: Further arguments of :func:`~mufree.mup.parametrize`.
+        scales: μP's scales of a model whose start stays as ``make`` gave it, as of a fine-tune; by default
+            :func:`~mufree.mup.parametrize` makes both.
         adjust: Changes μP's scales before the optimizer is made, to see that a check notices.
         accumulation: Micro-batches an update.
         measured: Updates besides the last after which a cell is evaluated.
@@ -44,6 +46,7 @@ class Task:
     optimizer: Callable[[Cell, Any, Scales | None], Any]
     evaluation: Mapping[str, Sequence[Any]]
     parametrize: Mapping[str, Any] = field(default_factory=dict)
+    scales: Callable[[Any], Scales] | None = None
     adjust: Callable[[Scales], Scales] | None = None
     accumulation: int = 1
     measured: tuple[int, ...] = ()
@@ -53,9 +56,7 @@ class Task:
         """A cell before its first update; sets the global random state from its seed."""
         mx.random.seed(cell.seed)
         model = self.make(cell.width)
-        scales = parametrize(model, self.shapes, **self.parametrize) if cell.parametrisation == "mup" else None
-        if scales is not None and self.adjust is not None:
-            scales = self.adjust(scales)
+        scales = self._scales(model) if cell.parametrisation == "mup" else None
         optimizer = self.optimizer(cell, model, scales)
         mx.eval(model.parameters())
         return Trainer(
@@ -65,6 +66,10 @@ class Task:
             accumulation=self.accumulation,
             loss=self.loss,
         )
+
+    def _scales(self, model: Any) -> Scales:
+        scales = parametrize(model, self.shapes, **self.parametrize) if self.scales is None else self.scales(model)
+        return scales if self.adjust is None else self.adjust(scales)
 
 
 def train_cell(task: Task, cell: Cell) -> dict[str, Any]:
