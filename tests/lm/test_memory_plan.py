@@ -47,6 +47,7 @@ def nbytes(tree: Any) -> int:
         ({}, ROWS, 256, {}),
         ({"vocab": 8000}, ROWS, 64, {}),
         ({"bits": 4}, ROWS, 128, {}),
+        ({"kind": "dora"}, ROWS, 128, {}),
         ({"kind": "dora", "width": 256}, 1, 32, {}),
         ({"layers": 8}, ROWS, 128, {"checkpointing": True}),
         ({}, ROWS, 128, {"accumulation": 2, "holds": "x"}),

@@ -168,3 +168,117 @@ def test_at_y_puts_y_in_for_the_time_of_the_call() -> None:
     with pytest.raises(ZeroDivisionError):
         optimizer.at_y(lambda _: 1 / 0)(model.train())
     assert np.allclose(model.weight, x, rtol=0, atol=0)
+
+
+def log_likelihood(model, ids):
+    """Log-probability of each row, shape (rows,)."""
+    return -nn.losses.cross_entropy(model(ids[:, :-1]), ids[:, 1:]).sum(axis=-1)
+
+
+def preference_loss(model, reference, chosen, rejected):
+    """A direct-preference loss: how much more the model prefers ``chosen`` than its frozen reference does."""
+    gain = log_likelihood(model, chosen) - log_likelihood(model, rejected)
+    before = log_likelihood(reference, chosen) - log_likelihood(reference, rejected)
+    return -nn.log_sigmoid(0.1 * (gain - before)).mean()
+
+
+def pairs(number: int) -> tuple[mx.array, mx.array]:
+    """Rows that count up, and the same counted down."""
+    generator = np.random.default_rng(number)
+    starts = generator.integers(0, 48, size=(4, 1))
+    return mx.array((starts + 3 * np.arange(12)) % 48), mx.array((starts - 3 * np.arange(12)) % 48)
+
+
+PREFERENCE_UPDATES = 12
+
+
+def prefer(holds: str, given: str, *, compiled: bool):
+    """A hand-written loop on the preference loss, in either form; the models are passed in either order, or neither."""
+    model, reference = language_model(lora=True), language_model(lora=True)
+    reference.freeze()
+    optimizer = AdamWScheduleFree(learning_rate=1e-2, warmup_steps=3, model_holds=holds)
+    optimizer.init(model.trainable_parameters())
+    losses = {
+        "passed": (preference_loss, (model, reference), None),
+        "passed last": (lambda r, m, a, b: preference_loss(m, r, a, b), (reference, model), None),
+        "both closed over": (lambda a, b: preference_loss(model, reference, a, b), (), model),
+    }
+    loss, models, told = losses[given]
+    loss = optimizer.at_y(loss, told) if holds == "x" else loss
+    # The gradient is with respect to the model, wherever it stands among the arguments, or outside them.
+    gradient = nn.value_and_grad(model, lambda *arguments: loss(*arguments))
+    state = [model.state, optimizer.state, mx.random.state]
+
+    def step(chosen, rejected):
+        value, gradients = gradient(*models, chosen, rejected)
+        optimizer.update(model, gradients)
+        return value
+
+    step = mx.compile(step, inputs=state, outputs=state) if compiled else step
+    mx.random.seed(5)
+    model.train()
+    values = []
+    for number in range(PREFERENCE_UPDATES):
+        values.append(step(*pairs(number)).item())
+        mx.eval(state)
+    return model, optimizer, reference, values
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("given", ["passed", "passed last", "both closed over"])
+def test_a_custom_loss_with_a_frozen_reference(given, compiled) -> None:
+    """A hand-written loop on a DPO-like loss: the same losses and the same average as the form that holds y."""
+    model, _, reference, at_x = prefer("x", given, compiled=compiled)
+    other, optimizer, _, at_y = prefer("y", given, compiled=compiled)
+    assert np.allclose(at_x, at_y, atol=FORMS)
+    x = dict(tree_flatten(model.trainable_parameters()))
+    average = dict(tree_flatten(optimizer.average(other.trainable_parameters())))
+    assert x
+    assert max(np.abs(np.array(x[path]) - np.array(average[path])).max() for path in x) < FORMS
+    y = dict(tree_flatten(other.trainable_parameters()))
+    assert max(np.abs(np.array(x[path]) - np.array(y[path])).max() for path in x) > 100 * FORMS
+    untouched = dict(tree_flatten(language_model(lora=True).parameters()))
+    assert all(mx.array_equal(value, untouched[path]) for path, value in tree_flatten(reference.parameters()))
+    assert preference_loss(model.eval(), reference.eval(), *pairs(99)).item() < 0.9 * at_x[0]
+
+
+def test_the_model_is_the_module_that_has_something_to_train() -> None:
+    """Wherever a frozen reference stands, the model is at y and the reference as it is; all frozen, nothing moves."""
+    model, reference = language_model(lora=True), language_model(lora=True)
+    reference.freeze()
+    optimizer = AdamWScheduleFree(learning_rate=1e-2, betas=(0.5, 0.999), model_holds="x")
+    optimizer.init(model.trainable_parameters())
+    for number in range(3):
+        gradients = nn.value_and_grad(model, lambda m, n=number: log_likelihood(m, pairs(n)[0]).mean())(model)[1]
+        optimizer.update(model, gradients)
+
+    def factors(*models):
+        return [one.layers[0].self_attn.q_proj.lora_b for one in models]
+
+    x, frozen = factors(model, reference)
+    for order in ((model, reference), (reference, model)):
+        seen = dict(zip(map(id, order), optimizer.at_y(factors)(*order), strict=True))
+        assert not mx.array_equal(seen[id(model)], x).item()
+        assert mx.array_equal(seen[id(reference)], frozen).item()
+        assert factors(model)[0] is x
+    assert optimizer.at_y(factors)(reference)[0] is frozen
+
+
+def test_a_trainer_that_evaluates_mid_way_sees_x() -> None:
+    """Between two micro-batches of one update, as between updates, the model holds x and evaluates there."""
+    model = language_model(lora=True)
+    optimizer = AdamWScheduleFree(learning_rate=1e-2, model_holds="x")
+    optimizer.init(model.trainable_parameters())
+    loss = optimizer.at_y(lambda model, ids: -log_likelihood(model, ids).mean())
+    gradient = nn.value_and_grad(model, loss)
+    model.train()
+    for number in range(4):
+        held = dict(tree_flatten(model.trainable_parameters()))
+        first = gradient(model, pairs(2 * number)[0])[1]
+        assert all(mx.array_equal(held[path], value) for path, value in tree_flatten(model.trainable_parameters()))
+        model.eval()
+        plain = -log_likelihood(model, pairs(50)[0]).mean().item()
+        assert loss(model, pairs(50)[0]).item() == plain
+        model.train()
+        second = gradient(model, pairs(2 * number + 1)[0])[1]
+        optimizer.update(model, nn.utils.tree_map(lambda a, b: (a + b) / 2, first, second))

@@ -29,8 +29,8 @@ _LOGITS = 4
 """The logits, their shifted exponentials, and the gradients of both."""
 _BLOCKS_AT_ONCE = 2
 """Checkpointed blocks that are held at a time: the one computed again and the one before it."""
-_DORA = 2
-"""Copies of an adapted weight that DoRA's norm makes."""
+_DORA = 1
+"""Further copies that a DoRA layer keeps of its output, which is divided by the norm of the adapted weight."""
 _REMEDY = "give a smaller batch and accumulation, shorter rows, checkpointing, fewer layers or a quantised base"
 _ADAPTED = ("linear", "embedding", "dropout")
 
@@ -116,7 +116,7 @@ def memory_plan(
         share = min(1.0, _BLOCKS_AT_ONCE / seen.blocks)
         inside = _SAVED * seen.inside + _SCORES * seen.scores
         activations = round(activations - inside * (1 - share)) + seen.boundaries
-    activations += _LOGITS * seen.logits + _DORA * _dora(model)
+    activations += _LOGITS * seen.logits + _dora(model) // max(1, seen.blocks)
     if getattr(optimizer, "model_holds", "y") == "x":
         activations += trained  # the model holds y for the time of the loss
     gradients = trained * (2 if accumulation > 1 else 1)
@@ -167,6 +167,7 @@ def _look(model: Any, rows: int, tokens: int) -> _Seen:
             seen.arrays[id(array)] = array
             # Factors of a wider dtype than the base's make what goes through them as wide.
             nbytes = array.size * max(array.itemsize, getattr(module.get("lora_a"), "itemsize", 0))
+            nbytes += nbytes * _DORA // _SAVED if "lora_a" in module and "m" in module else 0
             seen.outputs += nbytes
             seen.inside += nbytes if id(module) in inside else 0
             seen.boundaries += nbytes if id(module) in ends else 0
@@ -223,7 +224,7 @@ def _state(model: Any, optimizer: Any) -> int:
 
 
 def _dora(model: Any) -> int:
-    """Bytes of the weights that DoRA layers adapt, in the dtype of what they multiply."""
+    """Bytes of the weights that DoRA layers adapt, which are put together anew block by block."""
     found = [module for _, module in modules(model) if "lora_a" in module and "m" in module]
     return sum(m["lora_a"].shape[0] * m["lora_b"].shape[1] * m["lora_a"].itemsize for m in found)
 

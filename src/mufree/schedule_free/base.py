@@ -237,8 +237,17 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         While ``model.training``, the model's trainable parameters have the value of ``y`` for the time of the call, and
         the gradient with respect to them is the one with respect to ``y``. Otherwise ``loss`` is called as it is.
 
+        Any trainer will do that (1) takes its training gradients through this loss, with respect to the model's
+        trainable parameters, under ``model.train()``; (2) passes the model as an argument of the loss (the first module
+        among them that has something to train is it, so that a frozen reference may stand anywhere) or, if it does not
+        pass it, has ``model`` given here; (3) makes one ``update`` of this optimizer an update, whatever it
+        accumulates before; (4) compiles, if it does, with ``model.state`` and ``optimizer.state`` among inputs and
+        outputs; and (5) validates and saves under ``model.eval()``, or from the parameters as the model holds them,
+        which are ``x`` at any moment between calls. A trainer that computes another loss than this one, or a gradient
+        of it in evaluation mode, trains at ``x``: that is another algorithm, and nothing can notice it.
+
         Args:
-            loss: A loss function whose first module argument is the model, or whose first argument is a parameter tree.
+            loss: A loss function that takes the model as an argument, or a parameter tree as its first.
             model: The model, if the loss does not take it as an argument.
 
         Raises:

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from ..errors import refuse
 from .form import Form, working_dtype
@@ -28,7 +29,7 @@ def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any
 
     @wraps(loss)
     def loss_at_y(*args: Any, **kwargs: Any) -> Any:
-        target = model if model is not None else next((a for a in args if hasattr(a, "trainable_parameters")), None)
+        target = model if model is not None else _model(args)
         if target is None:
             if not (args and isinstance(args[0], dict | list | tuple)):
                 refuse("no_model", "at_y", "the loss takes no model; give it: at_y(loss, model)")
@@ -48,6 +49,14 @@ def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any
             restore()
 
     return loss_at_y
+
+
+def _model(arguments: tuple[Any, ...]) -> Any:
+    """The first module that has something to train, or else the first: a frozen reference may come before it."""
+    modules = [argument for argument in arguments if hasattr(argument, "trainable_parameters")]
+    return next(
+        (module for module in modules if tree_flatten(module.trainable_parameters())), next(iter(modules), None)
+    )
 
 
 def _trained(form: Form, state: dict[str, Any], parameters: Any) -> tuple[Arrays, Arrays]:
