@@ -11,7 +11,7 @@ import hashlib
 import json
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mufree.studies.cells import Cell
 from mufree.studies.language import KEPT, cell_optimizer
 from mufree.studies.task import Task
 from mufree.training import PretrainConfig, pretrain
+from mufree.training.config import WHILE_GOING_ON
 from mufree.training.prepare import prepare
 from mufree.training.step import next_token_loss
 
@@ -82,10 +83,22 @@ def _statements(path: Path) -> list[str]:
 
 def pretrained(config: PretrainConfig, folder: Path) -> dict[str, mx.array]:
     """The weights of a base model, which is pretrained in ``folder`` unless it was: at ``x``, by path."""
-    run = pretrain(replace(config, out=str(folder)), resume=(folder / "run.json").is_file())
-    if run.export is None:
-        refuse("unfinished", str(folder), "the base model's pretraining was stopped; start again, and it goes on")
-    return dict(mx.load(str(run.export / "model.safetensors")))
+    export = folder / "export"
+    if not _finished(config, export):
+        run = pretrain(replace(config, out=str(folder)), resume=(folder / "run.json").is_file())
+        if run.export is None:
+            refuse("unfinished", str(folder), "the base model's pretraining was stopped; start again, and it goes on")
+    return dict(mx.load(str(export / "model.safetensors")))
+
+
+def _finished(config: PretrainConfig, export: Path) -> bool:
+    """Whether a base model was exported after all its updates, by the same settings."""
+    if not (export / "mufree.json").is_file():
+        return False
+    notes = json.loads((export / "mufree.json").read_text(encoding="utf-8"))
+    wanted = {name: value for name, value in asdict(config).items() if name not in WHILE_GOING_ON}
+    same = all(notes["settings"].get(name) == value for name, value in wanted.items())
+    return same and notes["position"]["update"] == config.updates
 
 
 def finetune_task(

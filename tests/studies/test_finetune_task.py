@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import mlx.core as mx
@@ -26,13 +27,22 @@ SMALL: dict[str, Any] = {"layers": 1, "head_dim": 16, "seq_length": 16, "batch_s
 BASE = PretrainConfig(updates=3, width=16, base_width=16, report_every=3, eval_every=3, **SMALL)
 TUNED = PretrainConfig(**SMALL, weight_decay=0.0)
 WIDTHS = (16, 32)
+SOURCES = ("heapq.py", "textwrap.py")
 RATES = [2.0**-9, 2.0**-7, 2.0**-5]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Task, Path]:
+    """Two tiny bases and the task on them; the domains are cut down to what a test needs."""
     folder = tmp_path_factory.mktemp("finetune")
-    return finetune.finetune_task(TUNED, BASE, WIDTHS, folder / "bases", measured=(2,)), folder
+    (folder / "help.txt").write_text(topics["assignment"] + topics["strings"], encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetune, "SOURCES", SOURCES)
+        return finetune.finetune_task(TUNED, base(folder), WIDTHS, folder / "bases", measured=(2,)), folder
+
+
+def base(folder: Path) -> PretrainConfig:
+    return replace(BASE, data=str(folder / "help.txt"))
 
 
 def test_cells_train_adapters_of_the_pretrained_base(made: tuple[Task, Path]) -> None:
@@ -66,17 +76,20 @@ def test_scaled_and_unscaled_differ_only_away_from_the_base(made: tuple[Task, Pa
         assert rows[0]["curve"][0] == rows[1]["curve"][0]
 
 
-def test_the_domains_differ_and_are_told_by_their_content(made: tuple[Task, Path]) -> None:
-    """Python's own source, and nothing of the help topics; both, and the bases, are among the settings."""
+def test_the_domains_differ_and_are_told_by_their_content(
+    made: tuple[Task, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own source; it and the bases, which are trained once, are among the settings."""
     task, folder = made
-    text = (folder / "bases" / "domain.jsonl").read_text(encoding="utf-8")
-    assert len(text) > 300_000
-    assert "def __init__(self" in text
+    assert "def nsmallest(" in (folder / "bases" / "domain.jsonl").read_text(encoding="utf-8")
     assert set(task.settings["bases"]) == {"16", "32"}
-    again = finetune.finetune_task(TUNED, BASE, WIDTHS, folder / "bases", measured=(2,))
-    assert again.settings == task.settings
-    other = finetune.finetune_task(replace(TUNED, warmup=2), BASE, WIDTHS, folder / "bases")
-    assert {name for name in task.settings if task.settings[name] != other.settings[name]} == {"warmup", "measured"}
+    monkeypatch.setattr(finetune, "SOURCES", SOURCES[:1])
+    monkeypatch.setattr(finetune, "pretrain", None)
+    other = finetune.finetune_task(replace(TUNED, warmup=2), base(folder), WIDTHS, folder / "bases", measured=(2,))
+    changed = {name for name in task.settings if task.settings[name] != other.settings[name]}
+    assert changed == {"warmup", "train_tokens", "valid_tokens"}
+    assert not finetune._finished(replace(base(folder), updates=4), folder / "bases" / "width-16" / "export")
+    assert not finetune._finished(replace(base(folder), seed=4), folder / "bases" / "width-16" / "export")
 
 
 def test_both_studies_run_on_it_and_go_on(made: tuple[Task, Path], tmp_path: Path) -> None:
