@@ -36,7 +36,6 @@ _ROW_NORMS = "experimental: an embedding's row norms grow as the root of the wid
 class _Given:
     """What every leaf is decided from."""
 
-    shapes: BaseShapes
     forward: Mapping[str, float]
     choices: Choices
     named: Mapping[str, str]
@@ -65,24 +64,22 @@ def lora_scales(
         config: The model's config; read from the model if left out.
         ratio: LoRA+'s λ: B's rate over A's *in the base model*, where A's is the learning rate itself. With a base the
             rates are lr/m_in for A and λ·lr for B, so that B's over A's grows with width, as LoRA+ asks; None: 1.
-            The decay factor stays, as in LoRA+: rate × decay of B is λ times that of the other weights.
+            The decay factor stays, so that rate × decay of B is λ times that of the other weights.
         family: ``adam`` for optimizers that divide by the gradient's size, ``sgd`` for those that do not.
-        weight_decay: ``independent`` keeps rate × decay as in the base model, ``standard`` keeps the decay, ``none``
-            has no decay.
+        weight_decay: ``independent`` keeps the base's rate × decay, ``standard`` its decay, ``none`` has none.
         scale_eps: Whether eps follows the size of the gradients.
         overrides: Path pattern to kind or axis letters, for trained weights of layers that are not known.
 
     Returns:
-        One scale for each trainable leaf, for ``AdamWScheduleFree(scales=…)``, ``MuAdamW`` and the like; ``.table()``
-        shows them.
+        One scale for each trainable leaf, for ``AdamWScheduleFree(scales=…)``, ``MuAdamW`` and the like.
 
     Raises:
-        Refused: Nothing is trainable, neither base nor ratio is given, the base does not fit (see
-            :func:`~mufree.lm.lora_base.lora_base`), or a trained weight's kind cannot be decided; every reason.
+        Refused: Nothing is trainable, neither base nor ratio is given, the base does not fit, or a weight's kind
+            cannot be decided; every reason.
         ShapeMismatch: The base has other parameters, depth or finite sizes.
 
     References:
-        Hayou, Ghosh, Yu 2024, arXiv 2402.12354, section 4 (LoRA+); Yang et al. 2022, arXiv 2203.03466, table 3.
+        Hayou, Ghosh, Yu 2024, arXiv 2402.12354 (LoRA+); Yang et al. 2022, arXiv 2203.03466, table 3.
     """
     reasons = Reasons()
     if base is None and ratio is None:
@@ -100,21 +97,27 @@ def lora_scales(
         Choices, family=family, weight_decay=weight_decay, scale_eps=scale_eps, overrides=overrides or {}
     )
     reasons.refuse_if_any()
-    assert choices is not None  # noqa: S101  # a refusal was raised otherwise
+    assert choices is not None  # noqa: S101  # refused otherwise
     config = config_of(model) if config is None else config
     shapes = itself(found, forward_multipliers(model)) if base is None else lora_base(base, config)
-    if not adapters:
-        return _of_weights(model, shapes, {leaf.path for leaf in trained}, choices)
+    if adapters:
+        return _of_factors(model, shapes, found, choices, float(ratio or 1.0))
+    return _of_weights(model, shapes, {leaf.path for leaf in trained}, choices)
+
+
+def _of_factors(model: Any, shapes: BaseShapes, found: tuple[Leaf, ...], choices: Choices, ratio: float) -> Scales:
+    """A fine-tune of adapters, and of what is trained beside them."""
+    reasons, mismatches = Reasons(), Reasons()
+    trained = [leaf for leaf in found if not leaf.frozen]
     named = match_patterns(choices.overrides, found, "overrides", reasons)
     forward = _forward(model, shapes, trained, reasons)
     reasons.refuse_if_any()
-    given = _Given(shapes, forward, choices, named, float(ratio or 1.0))
-    mismatches = Reasons()
+    given = _Given(forward, choices, named, ratio)
     dims = {leaf.path: axes for leaf in trained if (axes := dims_of(leaf, shapes, mismatches)) is not None}
     mismatches.refuse_if_any(ShapeMismatch)
     scales = {leaf.path: scale for leaf in trained if (scale := _scale(leaf, dims, given, reasons)) is not None}
     reasons.refuse_if_any()
-    return Scales(scales, family, Readout("frozen head"), dims)
+    return Scales(scales, choices.family, Readout("frozen head"), dims)
 
 
 def _of_weights(model: Any, shapes: BaseShapes, trained: set[str], choices: Choices) -> Scales:
