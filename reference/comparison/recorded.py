@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch_side
+import trajectories
 from mufree import AdamWScheduleFree, MuAdamWScheduleFree, RAdamScheduleFree, SGDScheduleFree, make_base_shapes
 from mufree.mup import mup_scales
 from schedule_free_problems import SHAPES, run, sequences
@@ -14,9 +15,7 @@ from .rows import Row, Scale, Tick
 from .sides import MLX, TORCH, Case, Precision, Run
 from .sides import rows as case_rows
 
-BASE = {"w": (4, 6), "b": (4,), "s": (1,)}
-"""Base shapes of the bowl's parameters: a width multiplier of 4."""
-DELTA = {"w": (8, 12), "b": (8,), "s": (1,)}
+BASE, DELTA = trajectories.BASE, trajectories.DELTA
 WARM = {"weight_decay": 0.1, "warmup_steps": 100}
 CASES = {
     "AdamW schedule-free": ("adamw", {"lr": 0.0025, **WARM}, None),
