@@ -59,7 +59,7 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
                 row.precision,
                 _figure(row.ours),
                 _figure(row.theirs),
-                _figure(row.ratio),
+                _figure(row.ratio if row.by == "ratio" or row.limit is None else None),
                 row.limit_text,
                 style=None if row.passed is None else "green" if row.passed else "red",
             )

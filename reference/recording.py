@@ -93,5 +93,6 @@ def command(doc: str | None, name: str, record: Callable[[], Recording], package
     """What a recording's own script does: write its file, or say what it would write."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DATA, help="folder to write to (default: %(default)s)")
-    path = write(name, record(), packages=packages, folder=parser.parse_args().out)
+    folder = parser.parse_args().out
+    path = write(name, record(), packages=packages, folder=folder)
     print(f"{path}: {path.stat().st_size} bytes")
