@@ -25,7 +25,7 @@ from mufree.lm import build  # noqa: E402
 from mufree.lm.configs import new_config  # noqa: E402
 from torch_llama import Llama  # noqa: E402
 
-LITTLE = Scale(seeds=1, updates=30, width=32, language_updates=4)
+LITTLE = Scale(seeds=1, updates=20, width=32, language_updates=2)
 LOGITS = 5e-6  # of logits up to 4: some float32 roundings a layer; without the rotation they are off by 0.1
 
 
