@@ -1,63 +1,76 @@
-"""Record trajectories of the PyTorch implementations, so that parity is tested where PyTorch is missing.
+"""Record what the PyTorch side does, so that parity is tested where PyTorch is missing; or see what is stale.
 
-Writes ``tests/data/schedule_free.npz``: for each case the sequences x, y and z after some updates in float64, the
-settings, and the versions that made them.
+Writes ``tests/data/<name>.npz``, the versions that made it inside. Each recording is a script of its own too:
+
+  schedule_free        trajectories.py  schedulefree's optimizers, alone and under mup
+  standard_optimizers  optimizers.py    torch's and transformers' optimizers
+  standard_schedules   schedules.py     transformers' schedules
+  standard_trainer     trainer.py       transformers' Trainer, end to end
+
+With --check nothing is written; status 1 if a recording is stale: made with other versions, or of other numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import platform
-from importlib.metadata import version
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
-import torch_side
+from recording import DATA, other_numbers, other_versions, read, versions, write
 
-DATA = Path(__file__).parents[1] / "tests" / "data" / "schedule_free.npz"
-CASES = {
-    "adamw": ("adamw", {"lr": 0.0025, "warmup_steps": 100, "weight_decay": 0.1}, (100, 1000)),
-    "adamw_weighted": (
-        "adamw",
-        {"lr": 0.01, "betas": (0.98, 0.99), "eps": 1e-6, "weight_decay": 0.1, "r": 0.5, "weight_lr_power": 1.0},
-        (50,),
-    ),
-    "sgd": ("sgd", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1, "warmup_steps": 5, "r": 0.5}, (1000,)),
-    "radam": ("radam", {"lr": 0.0025, "weight_decay": 0.1}, (50, 1000)),
-    "radam_plain_first": ("radam", {"lr": 0.0025, "weight_decay": 0.1, "silent_sgd_phase": False}, (50,)),
+SCRIPTS = {
+    "schedule_free": "trajectories",
+    "standard_optimizers": "optimizers",
+    "standard_schedules": "schedules",
+    "standard_trainer": "trainer",
 }
 
 
-def record() -> dict[str, np.ndarray]:
-    """All cases as arrays named ``case/updates/sequence/parameter``, and a JSON text ``about``."""
-    arrays: dict[str, np.ndarray] = {}
-    for case, (kind, settings, marks) in CASES.items():
-
-        def keep(k: int, sequences: dict, _: dict, case: str = case, marks: tuple[int, ...] = marks) -> None:
-            if k + 1 in marks:
-                for sequence in "xyz":
-                    for name, value in sequences[sequence].items():
-                        arrays[f"{case}/{k + 1}/{sequence}/{name}"] = value
-
-        torch_side.run(kind, settings, max(marks), observe=keep)
-    versions = {name: version(name) for name in ("torch", "schedulefree", "numpy")} | {
-        "python": platform.python_version()
-    }
-    about = {"versions": versions, "cases": {case: [kind, settings] for case, (kind, settings, _) in CASES.items()}}
-    return arrays | {"about": np.array(json.dumps(about))}
+def check(name: str, module: Any, folder: Path = DATA) -> list[str]:
+    """Why a recording is stale, in sentences; none if it is not."""
+    recorded = read(name, folder)
+    stale = other_versions(recorded[1], versions([p for p in module.PACKAGES if p != "numpy"]))
+    return stale + other_numbers(recorded, module.record(), module.TOLERANCE)
 
 
-def main() -> None:
-    """Write the file."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record or check; 1 if something is stale."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
-    out = parser.parse_args().out
-    out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(out, **record())
-    print(f"{out}: {out.stat().st_size} bytes")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SCRIPTS)} (default: all)")
+    parser.add_argument("--check", action="store_true", help="compare with what is recorded, and write nothing")
+    parser.add_argument("--out", type=Path, default=DATA, help="folder of the recordings (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found here")
+    given = parser.parse_args(arguments)
+    unknown = set(given.names) - set(SCRIPTS)
+    if unknown:
+        parser.error(f"no recording {', '.join(sorted(unknown))}; there are {', '.join(SCRIPTS)}")
+    torch.set_num_threads(1)
+    found: dict[str, list[str]] = {}
+    shown = Table("recording", "stale because" if given.check else "bytes")
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for name in progress.track(given.names or list(SCRIPTS), description="recording"):
+            module = importlib.import_module(SCRIPTS[name])
+            if given.check:
+                found[name] = check(name, module, given.out)
+                shown.add_row(name, "\n".join(found[name]) or "–")
+            else:
+                path = write(name, module.record(), packages=module.PACKAGES, folder=given.out)
+                shown.add_row(name, f"{path.stat().st_size:,}")
+    Console().print(shown)
+    if given.json:
+        result = {"checked": given.check, "stale": found, "versions": versions(["torch", "numpy"])}
+        given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(any(found.values()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from transformers import get_scheduler
 
-from recording import Recording, write
+from recording import Recording, command
 
+NAME = "standard_schedules"
+PACKAGES = ("torch", "transformers", "numpy")
+TOLERANCE = 0.0
 LR = 1e-3
 LONG = 10_000  # from this many updates on, only a hash is kept
 WARMUPS = (0, 1, 10, 99, 100)
@@ -96,4 +99,4 @@ def record(longest: int | None = None) -> Recording:
 
 
 if __name__ == "__main__":
-    write("standard_schedules", record(), packages=("torch", "transformers", "numpy"))
+    command(__doc__, NAME, record, PACKAGES)

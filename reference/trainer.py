@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from transformers import Trainer, TrainingArguments
 
-from recording import Recording, write
+from recording import Recording, command
 
+NAME = "standard_trainer"
+PACKAGES = ("torch", "transformers", "accelerate", "numpy")
+TOLERANCE = 1e-5  # 40 updates in float32
 UPDATES, BATCH, FEATURES, WIDTH, TARGETS, SEED = 40, 4, 8, 16, 3, 11
 KEPT = ("optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2")
 KEPT += ("adam_epsilon", "max_grad_norm", "max_steps", "gradient_accumulation_steps")
@@ -97,4 +100,4 @@ def record() -> Recording:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    write("standard_trainer", record(), packages=("torch", "transformers", "accelerate", "numpy"))
+    command(__doc__, NAME, record, PACKAGES)

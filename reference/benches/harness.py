@@ -11,14 +11,24 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import Any, Literal
 
+DEVICES = ("cpu", "metal", "cuda")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line chose."""
+    """What the command line chose.
+
+    Args:
+        millions: Parameters of the large cases, in millions.
+        rounds: Rounds of each pair.
+        only: What a row's name must contain.
+        device: One of :data:`DEVICES`.
+    """
 
     millions: int
     rounds: int
     only: str = ""
+    device: str = "cpu"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -37,14 +47,14 @@ class Row:
         name: What is compared with what.
         ours: Our figure.
         theirs: The other one.
-        unit: ``"ms"``, ``"MB"`` or ``""``.
+        unit: ``"ms"``, ``"MB"``, ``"tokens/s"`` or ``""``.
         limit: The ratio ours / theirs must not exceed this; None if it is only reported.
     """
 
     name: str
     ours: float
     theirs: float
-    unit: Literal["ms", "MB", ""] = "ms"
+    unit: Literal["ms", "MB", "tokens/s", ""] = "ms"
     limit: float | None = None
 
     @property
@@ -82,6 +92,23 @@ def paired(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, warm
             if turn >= warmup:
                 kept.append(elapsed)
     return median(times[0]), median(times[1])
+
+
+def missing_device(name: str) -> str | None:
+    """Why MLX cannot compute on ``cpu``, ``metal`` or ``cuda`` here, or None."""
+    import mlx.core as mx
+
+    there = ["cpu", *(other for other in DEVICES[1:] if getattr(mx, other).is_available())]
+    if name in there:
+        return None
+    return f"the installed MLX has no {name} on this machine; it has {', '.join(there)}"
+
+
+def use_device(name: str) -> None:
+    """Let MLX compute there from now on."""
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu if name == "cpu" else mx.gpu)
 
 
 def machine() -> dict[str, str]:

@@ -12,8 +12,9 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten
 
 from mufree import AdamWScheduleFree
+from training_sides import TORCH_DEVICES, torch_missing
 
-from .harness import Options, Row, paired
+from .harness import Options, Row, paired, use_device
 
 DESCRIPTION = "time and memory of updates"
 MIB = 2**20
@@ -103,15 +104,16 @@ def mover(start: Arrays) -> Callable[[], None]:
     return run
 
 
-def torch_stepper(start: Arrays, name: str) -> Callable[[], None] | None:
-    """An update in PyTorch on two threads, or None if it is not installed."""
-    try:
-        import schedulefree
-        import torch
-    except ImportError:
+def torch_stepper(start: Arrays, name: str, device: str) -> Callable[[], None] | None:
+    """An update in PyTorch (on two threads), or None if it is not installed or not for this device."""
+    if torch_missing(device):
         return None
+    import schedulefree
+    import torch
+
     torch.set_num_threads(2)
-    parameters = [torch.nn.Parameter(torch.randn(*value.shape)) for value in start.values()]
+    where = TORCH_DEVICES[device]
+    parameters = [torch.nn.Parameter(torch.randn(*value.shape, device=where)) for value in start.values()]
     gradients = [torch.randn_like(parameter) for parameter in parameters]
     if name == "schedule-free":
         optimizer = schedulefree.AdamWScheduleFree(parameters, lr=1e-3, weight_decay=0.1, warmup_steps=10, foreach=True)
@@ -123,6 +125,8 @@ def torch_stepper(start: Arrays, name: str) -> Callable[[], None] | None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         optimizer.step()
+        if device != "cpu":
+            getattr(torch, where).synchronize()
 
     return run
 
@@ -167,7 +171,7 @@ def switching(start: Arrays, gradients: Arrays) -> tuple[Callable[[], None], Cal
 
 def rows(options: Options) -> Iterator[Row]:
     """The comparisons, one after another."""
-    mx.set_default_device(mx.cpu)
+    use_device(options.device)
     mx.set_cache_limit(4 * 2**30)
     size = f"{options.millions} M"
     yield from _speed(options, size)
@@ -189,11 +193,16 @@ def _speed(options: Options, size: str) -> Iterator[Row]:
         a, b = paired(mine, other, options.rounds)
         yield Row(name=f"{name}, {size}", ours=a, theirs=b, limit=limit)
 
+    def theirs(name: str) -> Callable[[Arrays, Arrays], Any]:
+        return lambda start, _: torch_stepper(start, name, options.device)
+
     yield from large("compiled / MLX AdamW compiled", lambda s, g: stepper(mlx_adamw(), s, g, compiled=True), 0.95)
-    yield from large("compiled / PyTorch schedule-free", lambda s, _: torch_stepper(s, "schedule-free"), 0.8)
+    yield from large(
+        "compiled / PyTorch schedule-free", lambda s, _: torch_stepper(s, "schedule-free", options.device), 0.8
+    )
     yield from large("eager / MLX AdamW eager", lambda s, g: stepper(mlx_adamw(), s, g, compiled=False), 0.65, False)
     yield from large("compiled / moving the memory", lambda s, _: mover(s), 2.4)
-    yield from large("compiled / PyTorch AdamW fused", lambda s, _: torch_stepper(s, "fused"), None)
+    yield from large("compiled / PyTorch AdamW fused", theirs("fused"), None)
     for compiled, limit in ((True, 1.1), (False, 0.25)):
         name = f"300 small parameters {'compiled' if compiled else 'eager'} / MLX AdamW"
         if options.wants(name):

@@ -9,9 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 from mlx_lm.models import granite
 from mup_families import build
+from mup_lemma import UPDATES, lemma_losses
 from mup_models import flat, identical
 
 from mufree import (
@@ -23,54 +24,13 @@ from mufree import (
     Scales,
     SGDScheduleFree,
     make_base_shapes,
-    mup_scales,
     parametrize,
 )
 
-UPDATES = 30
 # What a wrong eps or decay changes in the loss, from the lemma's own controls; exact forms differ by 0.
 NOTICED = 1e-6
 # Three is no power of two: a factor of 1/3 rounds, 1e-7 an update on a loss of 4.
 AT_THREE = 1e-5
-
-
-class Net(nn.Module):
-    """Two hidden layers and a readout that the code multiplies by A."""
-
-    def __init__(self, width: int, a: float = 1.0) -> None:
-        super().__init__()
-        self.one, self.two, self.head = nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 3)
-        self.a = a
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.head.bias + (mx.tanh(self.two(mx.tanh(self.one(x)))) @ self.head.weight.T) * self.a
-
-
-def losses(net: Net, optimizer: optim.Optimizer) -> list[float]:
-    mx.random.seed(1)
-    x, y = mx.random.normal((5, 6)).astype(mx.float64), mx.random.normal((5, 3)).astype(mx.float64)
-
-    def loss(net: nn.Module) -> mx.array:
-        return ((net(x) - y) ** 2).sum() / 5
-
-    optimizer.init(net.trainable_parameters())
-    found = []
-    for _ in range(UPDATES):
-        value, gradients = nn.value_and_grad(net, loss)(net)
-        optimizer.update(net, gradients)
-        mx.eval(net.parameters(), optimizer.state)
-        found.append(value.item())
-    return found
-
-
-def lemma_losses(theta: float, make: Callable[..., optim.Optimizer], **rules: Any) -> list[float]:
-    """Train with A = θ in front of the readout, whose start, rate, eps and decay follow the rules."""
-    net = Net(32, theta)
-    mx.random.seed(0)
-    net.update(tree_unflatten([(path, mx.random.normal(a.shape).astype(mx.float64)) for path, a in flat(net).items()]))
-    net.head.weight = net.head.weight / theta
-    scales = mup_scales(net, make_base_shapes(Net(8), Net(16)), multipliers={"head.weight": theta}, **rules)
-    return losses(net, make(net, scales))
 
 
 RULES: dict[str, Callable[[Any, Scales], optim.Optimizer]] = {

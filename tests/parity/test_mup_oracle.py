@@ -28,6 +28,8 @@ mup = pytest.importorskip("mup")
 schedulefree = pytest.importorskip("schedulefree")
 from mup_networks import NETWORKS, copied, from_torch, mlx_loss, mlx_network, torch_loss, torch_network  # noqa: E402
 
+from mu_adamw_schedule_free import MuAdamWScheduleFree as pair  # noqa: E402, N813
+
 UPDATES = 30
 # Some thousand float64 roundings of 1e-16; the smallest planted mistake (eps scaled) moves weights by 1e-6.
 FLOAT64 = 1e-12
@@ -79,14 +81,6 @@ def distance(ours: nn.Module | dict[str, Any], theirs: Any) -> float:
     return float(max(differences))
 
 
-def decoupled(optimizer: Any) -> Any:
-    """What ``decoupled_wd=True`` does in microsoft/mup's repository and 1.0.0 does not have: decays as they were."""
-    for group in optimizer.param_groups:
-        if group["params"] and group["params"][0].infshape.ninf() == 2:
-            group["weight_decay"] /= group["params"][0].infshape.width_mult()
-    return optimizer
-
-
 def check_groups(ours: nn.Module, scales: Any, theirs: Any, torch_optimizer: Any, own: bool) -> None:
     """Each of their groups is one of ours, with the same rate and decay; neither side has another."""
     names = {id(p): path for path, p in theirs.named_parameters()}
@@ -110,9 +104,7 @@ def test_schedule_free_adamw_follows_mup(name: str, own: bool) -> None:
     scales = mup_scales(mlx_network(name), shapes_of(name), scale_eps=False)
     ours = copied(name, theirs)
     settings = {"weight_decay": DECAY, "warmup_steps": 3}
-    torch_optimizer = mup.MuAdam(torch_groups(theirs, own), impl=schedulefree.AdamWScheduleFree, lr=RATE, **settings)
-    if own:
-        decoupled(torch_optimizer)
+    torch_optimizer = pair(torch_groups(theirs, own), lr=RATE, decoupled_wd=own, **settings)
     optimizer = MuAdamWScheduleFree(
         ours, scales, learning_rate=RATE, groups=our_groups(own), decoupled_wd=own, **settings
     )
@@ -131,9 +123,7 @@ def test_stock_adamw_follows_mup(name: str, own: bool) -> None:
     theirs, _, _ = torch_network(name)
     scales = mup_scales(mlx_network(name), shapes_of(name), scale_eps=False)
     ours = copied(name, theirs)
-    torch_optimizer = mup.MuAdamW(torch_groups(theirs, own), lr=RATE, weight_decay=DECAY)
-    if own:
-        decoupled(torch_optimizer)
+    torch_optimizer = pair(torch_groups(theirs, own), torch.optim.AdamW, lr=RATE, weight_decay=DECAY, decoupled_wd=own)
     optimizer = MuAdamW(
         ours,
         scales,
@@ -146,6 +136,32 @@ def test_stock_adamw_follows_mup(name: str, own: bool) -> None:
     check_groups(ours, scales, theirs, torch_optimizer, own)
     train(ours, optimizer, theirs, torch_optimizer, name)
     assert distance(ours, theirs) < FLOAT32_SCALARS
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_reference_pair_has_the_groups_of_mup(name: str, own: bool) -> None:
+    """``MuAdam`` of 1.0.0 on schedule-free; decoupled, which it does not know, decays are the base's."""
+    model, _, _ = torch_network(name)
+
+    def found(optimizer: Any) -> dict[frozenset[int], tuple[float, float]]:
+        groups = [group for group in optimizer.param_groups if group["params"]]
+        return {frozenset(map(id, group["params"])): (group["lr"], group["weight_decay"]) for group in groups}
+
+    settings = {"lr": RATE, "weight_decay": DECAY}
+    theirs = found(mup.MuAdam(torch_groups(model, own), impl=schedulefree.AdamWScheduleFree, **settings))
+    assert found(pair(torch_groups(model, own), **settings)) == theirs
+    decoupled = found(pair(torch_groups(model, own), decoupled_wd=True, **settings))
+    assert {group: rate for group, (rate, _) in decoupled.items()} == {
+        group: rate for group, (rate, _) in theirs.items()
+    }
+    assert {decay for _, decay in decoupled.values()} == ({DECAY, 0.0} if own else {DECAY})
+
+
+def test_the_reference_pair_refuses_what_it_cannot_split() -> None:
+    """A parameter without a base shape."""
+    with pytest.raises(ValueError, match=r"shape \(3, 2\) has no base shape; call mup.set_base_shapes"):
+        pair([torch.nn.Parameter(torch.zeros(3, 2))])
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])

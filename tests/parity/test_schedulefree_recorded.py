@@ -9,8 +9,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mufree import AdamWScheduleFree, RAdamScheduleFree, SGDScheduleFree
-from schedule_free_problems import distance, run, sequences
+from mufree import (
+    AdamWScheduleFree,
+    MuAdamWScheduleFree,
+    RAdamScheduleFree,
+    SGDScheduleFree,
+    make_base_shapes,
+    mup_scales,
+)
+from schedule_free_problems import SHAPES, distance, run, sequences
 
 DATA = Path(__file__).parents[1] / "data" / "schedule_free.npz"
 FLOAT64 = 1e-12  # 1000 updates of roundings of 1e-16, most of which average out; planted mistakes are off by 1e-3
@@ -26,13 +33,25 @@ def load() -> tuple[dict, dict[str, np.ndarray]]:
 ABOUT, ARRAYS = load()
 
 
+def optimizer_of(case, holds):
+    kind, settings, base = ABOUT["cases"][case]
+    settings = {("learning_rate" if name == "lr" else name): value for name, value in settings.items()}
+    if base is None:
+        return CLASSES[kind](**settings, model_holds=holds)
+    scales = mup_scales(SHAPES, make_base_shapes(shapes(base), shapes(ABOUT["delta"])), scale_eps=False)
+    return MuAdamWScheduleFree(SHAPES, scales, impl=CLASSES[kind], **settings, model_holds=holds)
+
+
+def shapes(recorded):
+    return {name: tuple(shape) for name, shape in recorded.items()}
+
+
+@pytest.mark.filterwarnings("ignore:decoupled_wd:UserWarning")
 @pytest.mark.parametrize("holds", ["y", "x"])
 @pytest.mark.parametrize("case", ABOUT["cases"])
 def test_recorded_trajectories(case, holds) -> None:
     """x, y and z after the recorded numbers of updates."""
-    kind, settings = ABOUT["cases"][case]
-    settings = {("learning_rate" if name == "lr" else name): value for name, value in settings.items()}
-    optimizer = CLASSES[kind](**settings, model_holds=holds)
+    optimizer = optimizer_of(case, holds)
     marks = sorted({int(name.split("/")[1]) for name in ARRAYS if name.split("/")[0] == case})
     seen = []
 
