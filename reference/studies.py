@@ -23,13 +23,13 @@ from mufree.cli.transfer import FULL
 from mufree.training.config import PretrainConfig
 
 DATA = Path(__file__).parent / "data"
-NARROW, WIDE = (64, 128), (256, 512)
-WIDE_RATES = {
-    "mup": [2.0**power for power in range(-8, -3)],
-    "sp": [2.0**power for power in range(-10, -5)],
+WIDTHS = (64, 128, 256, 512)
+RATES = {
+    "mup": {64: range(-10, -2), 128: range(-8, -3), 256: range(-8, -4), 512: range(-8, -4)},
+    "sp": {64: range(-10, -2), 128: range(-9, -4), 256: range(-10, -5), 512: (-10, -9, -8, -6)},
 }
-"""At the wide widths, where cells cost minutes: two steps to either side of where the narrow widths point, and for SP
-up to the base width's best rate, which is what it regrets."""
+"""Powers of two by width: all where cells are cheap, elsewhere those around the minimum and, for SP, the base width's
+best, which is what it regrets."""
 SEEDS = 2
 WIDER_SEEDS, WIDER_RATE = 3, 2.0**-6
 HORIZON_RATES = [2.0**power for power in range(-8, -3)]
@@ -47,7 +47,7 @@ LORA_HORIZON_RATES = [2.0**power for power in range(-11, -5)]
 
 def transfer(folder: Path) -> None:
     """Learning-rate transfer from 64 to 512, and a third seed at the transferred rate."""
-    from mufree.studies.cells import Cell, grid
+    from mufree.studies.cells import PARAMETRISATIONS, Cell, grid
     from mufree.studies.language import language_task, recipe_context
     from mufree.studies.runner import run_cells
     from mufree.studies.store import Store
@@ -56,17 +56,15 @@ def transfer(folder: Path) -> None:
     from mufree.studies.wider import judge_wider
 
     config = PretrainConfig(batch_size=FULL["batch_size"])
-    task, prepared = language_task(config, NARROW + WIDE)
-    cells: list[Cell] = []
-    for seed in range(SEEDS):
-        cells += grid(widths=NARROW, rates=FULL["rates"], seeds=[seed], updates=FULL["updates"])
-        wide = [
-            cell
-            for kind, rates in WIDE_RATES.items()
-            for cell in grid(widths=WIDE, rates=rates, seeds=[seed], updates=FULL["updates"], parametrisations=[kind])
-        ]
-        cells += sorted(wide, key=lambda cell: cell.width)
-    cells += grid(widths=NARROW + WIDE, rates=[WIDER_RATE], seeds=[WIDER_SEEDS - 1], updates=FULL["updates"])
+    task, prepared = language_task(config, WIDTHS)
+    cells = [
+        Cell(width=width, rate=2.0**power, seed=seed, updates=FULL["updates"], parametrisation=kind)
+        for seed in range(SEEDS)
+        for width in WIDTHS
+        for kind in PARAMETRISATIONS
+        for power in RATES[kind][width]
+    ]
+    cells += grid(widths=WIDTHS, rates=[WIDER_RATE], seeds=[WIDER_SEEDS - 1], updates=FULL["updates"])
     store = Store(folder, STUDY, task.settings)
     rows = run_cells(store, cells, lambda cell: train_cell(task, cell), _watcher(LOSS))
     found = Transfer(rows=rows, base_width=config.base_width, context=recipe_context(config, task, prepared))
