@@ -23,7 +23,8 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 257,
     "tie_word_embeddings": False,
 }
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}|{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+_TURNS = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}|{% endfor %}"
+TEMPLATE = _TURNS + "{% if add_generation_prompt %}a:{% endif %}"
 
 
 def make_model(folder: Path, seed: int = 3, **changes: Any) -> Path:

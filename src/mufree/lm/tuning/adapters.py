@@ -49,7 +49,11 @@ def attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[s
                 "lora_parameters",
                 f"mlx-lm cannot convert a layer: {_told(error)}",
             )
-    if not tree_flatten(model.trainable_parameters()):
+    trained = tree_flatten(model.trainable_parameters())
+    if any(not mx.issubdtype(array.dtype, mx.floating) for _, array in trained):
+        remedy = "give lora or dora, or a base that is not quantised"
+        refuse("quantised", "fine_tune_type", f"{config.fine_tune_type!r} cannot train quantised weights; {remedy}")
+    if not trained:
         message = "leaves nothing to train: no layer of this model takes it; give other keys, or another model"
         refuse("nothing_to_train", "fine_tune_type", f"{config.fine_tune_type!r} {message}")
     return _start_from(config, model) if config.resume_adapter_file else ()
@@ -130,11 +134,9 @@ def load_trained(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> t
     return ()
 
 
-def lora_notes(config: FinetuneConfig, model: Any, valid: Any) -> list[str]:
-    """What a reader of the plan should know of what is trained and validated."""
+def validation_notes(config: FinetuneConfig, valid: Any) -> list[str]:
+    """What a reader of the plan should know of the validations."""
     said = []
-    if config.fine_tune_type == "full" and _quantised(model):
-        said.append("the base is quantised: full leaves its quantised weights as they are and tunes only the others")
     batches = len(valid) // config.batch_size
     if 0 < config.val_batches < batches:
         said.append(
@@ -142,7 +144,3 @@ def lora_notes(config: FinetuneConfig, model: Any, valid: Any) -> list[str]:
             "draw too; val_batches -1 takes all"
         )
     return said
-
-
-def _quantised(model: Any) -> bool:
-    return any(hasattr(module, "bits") and hasattr(module, "group_size") for _, module in model.named_modules())

@@ -19,7 +19,7 @@ from mlx_lm.tuner import callbacks
 from mlx_lm.utils import load
 
 from ...errors import Reasons, refuse
-from .adapters import attach, load_trained, lora_notes
+from .adapters import attach, load_trained, validation_notes
 from .choice import Choice, choose
 from .data import check_folder, digest, load_sets
 from .nested import size_of
@@ -92,7 +92,7 @@ def prepare(config: FinetuneConfig, *, lazy: bool = False) -> Prepared:
     optimizer = None
     if choice is not None:
         optimizer, said = build(choice, config, model, _scales(config, model))
-        notes = (*choice.lines, *said, *notes, *lora_notes(config, model, valid))
+        notes = (*choice.lines, *said, *notes, *validation_notes(config, valid))
     mx.eval(model.trainable_parameters())
     return Prepared(config, args, model, model_config, train, valid, test, choice, optimizer, notes)
 

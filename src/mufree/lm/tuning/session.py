@@ -209,7 +209,9 @@ class Session:
 
     def _blown_up(self, what: str) -> None:
         kept = (
-            f"the last checkpoint is {self.folder.checkpoint(self.saved)}" if self.saved >= 0 else "none was saved yet"
+            f"the last checkpoint is {self.folder.checkpoint(self.saved)}"
+            if self.saved >= 0
+            else "there is no checkpoint yet"
         )
         raise NonFiniteLoss(f"{what}; {kept}. Start again in another folder, with a lower learning_rate or more warmup")
 
