@@ -7,11 +7,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
+import mlx_lm.lora
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.tuner import callbacks
@@ -19,7 +21,7 @@ from mlx_lm.tuner.datasets import CacheDataset, TextDataset
 from mlx_lm.tuner.trainer import evaluate
 from mlx_lm.tuner.utils import load_adapters
 
-from mufree import NonFiniteLoss, build_optimizer, plan_optimizer
+from mufree import AdamWScheduleFree, NonFiniteLoss, build_optimizer, plan_optimizer
 from mufree.lm import finetune
 from mufree.lm.tuning.choice import choose
 from mufree.lm.tuning.optimizers import build
@@ -29,6 +31,7 @@ from tiny_finetune import make_data, make_model, settings
 
 # The promise. The same rows in another order: a float32 sum of four terms, each of which is the same.
 RELOADED = 1e-6
+FORMS = 1e-5  # the same float32 trajectory through two orders of operations
 QUICK = {"iters": 40, "learning_rate": 1e-2, "warmup": 5, "steps_per_eval": 10, "steps_per_report": 1}
 
 
@@ -90,6 +93,25 @@ def test_both_files_carry_the_plan(run: Path) -> None:
         assert (notes["iteration"], notes["update"]) == (40, 40)
     assert config["fine_tune_type"] == "lora"
     assert config["optimizer"] == "schedule_free_adamw"
+
+
+def test_gradients_are_taken_at_y(base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapters are the average that the form with y in the model has after the same run of ``mlx_lm.lora``."""
+    optimizer = AdamWScheduleFree(learning_rate=1e-2, warmup_steps=5)
+    monkeypatch.setattr(mlx_lm.lora.optim, "Adam", lambda learning_rate: optimizer)  # noqa: ARG005
+    models: list[Any] = []
+    train = mlx_lm.lora.train
+    monkeypatch.setattr(mlx_lm.lora, "train", lambda model, **rest: models.append(model) or train(model=model, **rest))
+    given = settings(*base, tmp_path / "theirs", **{**QUICK, "iters": 30, "grad_accumulation_steps": 2})
+    given.pop("warmup")
+    mlx_lm.lora.run(SimpleNamespace(**{**mlx_lm.lora.CONFIG_DEFAULTS, **given, "learning_rate": 1e-2}))
+    x = dict(tree_flatten(optimizer.average(models[0].trainable_parameters())))
+    monkeypatch.undo()
+    finetune({**given, "warmup": 5, "adapter_path": str(tmp_path / "ours")})
+    ours: Any = mx.load(str(tmp_path / "ours" / "adapters.safetensors"))
+    y = dict(tree_flatten(models[0].trainable_parameters()))
+    assert max(mx.abs(ours[path] - x[path]).max().item() for path in x) < FORMS
+    assert max(mx.abs(ours[path] - y[path]).max().item() for path in x) > 100 * FORMS
 
 
 def test_the_rate_told_is_the_rate_used(run: Path) -> None:
