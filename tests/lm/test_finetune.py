@@ -245,6 +245,32 @@ def test_reports_go_where_mlx_lms_go(base: Any, tmp_path: Path, monkeypatch: pyt
     assert [line["iteration"] for line in told if "val_loss" in line] == [0, 2, 4]
 
 
+def test_datasets_of_the_hub_are_asked_for_as_mlx_lm_asks(
+    base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``hf_dataset`` with all its keys: two sets, one of completions under other names, one of texts."""
+    asked: list[Any] = []
+
+    def load_dataset(path: str, *, split: str, **config: Any) -> list[dict[str, Any]]:
+        asked.append((path, split, config))
+        row = {"q": "1 + 1", "a": "two"} if path == "first" else {"body": "a text that goes on"}
+        return [dict(row) for _ in range(6)]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    first = {"path": "first", "prompt_feature": "q", "completion_feature": "a", "train_split": "train[:6]"}
+    second = {"path": "second", "text_feature": "body", "config": {"name": "small"}, "valid_split": "validation"}
+    given = {**settings(*base, tmp_path / "out"), **QUICK, "iters": 2, "hf_dataset": [first, second]}
+    run = finetune(given)
+    assert asked == [
+        ("first", "train[:6]", {}),
+        ("first", "train[-10%:]", {}),
+        ("second", "train[:80%]", {"name": "small"}),
+        ("second", "validation", {"name": "small"}),
+    ]
+    assert run.update == 2
+    assert "mask_prompt" not in first
+
+
 def test_a_run_without_validation_and_one_that_only_tests(base: Any, tmp_path: Path) -> None:
     """No valid file and ``val_batches`` 0: no best adapters. ``test`` alone measures finished adapters, or none."""
     data = make_data(tmp_path / "data", valid=0)

@@ -109,6 +109,20 @@ def test_stopped_and_moved(base: Any, undisturbed: Path, tmp_path: Path) -> None
     assert_ends_alike(tmp_path / "there", undisturbed)
 
 
+def test_nobody_listens_any_more(base: Any, undisturbed: Path, tmp_path: Path) -> None:
+    """As in ``mufree lora | head``: the run stops as for a signal, and can go on."""
+
+    class Closed(EndsAt):
+        def record(self, line: Mapping[str, Any]) -> None:
+            if line["iteration"] >= self.iteration:
+                raise BrokenPipeError
+
+    run = finetune(settings(*base, tmp_path / "out", **LONG), report=Closed(4))
+    assert (run.signal, run.update) == (signal.SIGPIPE, 2)
+    finetune({"adapter_path": str(tmp_path / "out")}, resume=True)
+    assert_ends_alike(tmp_path / "out", undisturbed)
+
+
 def test_made_longer(base: Any, undisturbed: Path, tmp_path: Path) -> None:
     """From 13 to 18 to 24, it makes the updates of one of 24: what was left over is used again, and the validation of
     each end, which the longest run does not have there, draws nothing."""

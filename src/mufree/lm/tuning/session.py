@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from ...training.checkpoint import load_checkpoint, prune, save_checkpoint, save
 from ...training.interrupt import StopRequest
 from ...training.machine import arithmetic, differences
 from ...training.pretrain import Run
-from ...training.report import Metrics, Reporter
+from ...training.report import Metrics, Reporter, Silent
 from .batches import Batches, Position
 from .folder import AdapterFolder, replace_adapters, save_adapters
 from .periods import Since, WhenDue
@@ -83,7 +84,11 @@ class Session:
                 log_dir=config.adapter_path,
                 config=vars(self.prepared.args),
             )
-            self.report.start(made // config.grad_accumulation_steps, config.iters // config.grad_accumulation_steps)
+            self._tell(
+                self.report.start,
+                made // config.grad_accumulation_steps,
+                config.iters // config.grad_accumulation_steps,
+            )
             try:
                 with left_as_it_was(self.model):
                     train(
@@ -97,10 +102,10 @@ class Session:
                         training_callback=self,
                     )
             finally:
-                self.report.stop()
+                self._tell(self.report.stop)
                 self.folder.trainers_own.unlink(missing_ok=True)
         else:
-            self.report.note(f"the run has used {made} micro-batches already; for more give --iters")
+            self._tell(self.report.note, f"the run has used {made} micro-batches already; for more give --iters")
         self._finish()
         return self.run
 
@@ -135,6 +140,15 @@ class Session:
             self._save(numbered=True)
         return not (self.stop and self.boundary is not None and self.boundary.iteration == made)
 
+    def _tell(self, say: Callable[..., None], *told: Any) -> None:
+        """Report; when nobody can hear it any more, as in ``mufree lora | head``, say no more and ask to stop."""
+        try:
+            say(*told)
+        except OSError:
+            self.report = Silent()
+            if self.stop is not None:
+                self.stop.signal = self.stop.signal or signal.SIGPIPE
+
     def _update(self) -> int:
         return self.batches.iteration // self.config.grad_accumulation_steps
 
@@ -167,7 +181,7 @@ class Session:
         line = {"iteration": iteration, "update": update, **line}
         if self.metrics is not None:
             self.metrics.write(line)
-        self.report.record(line)
+        self._tell(self.report.record, line)
 
     def _keep_if_best(self, loss: float, made: int) -> None:
         if not math.isfinite(loss):
@@ -221,7 +235,7 @@ class Session:
         if made % self.config.grad_accumulation_steps == 0:
             self.boundary = self.batches.position()
         if self.run.signal is not None:
-            self.report.note(f"stopping after update {self.run.update}: saving; a second time ends at once")
+            self._tell(self.report.note, f"stopping after update {self.run.update}: saving; a second time ends at once")
         elif self.prepared.valid:
             self._last_validation(made)
         self._save(numbered=made % self.config.save_every == 0)
@@ -253,9 +267,10 @@ class Session:
                 if self.writes:
                     notes = {**self._notes(made, losses), "sequence": "y"}
                     replace_adapters(self.folder.at_y, self._weights(), self.prepared.args, notes)
-                self.report.note(
+                self._tell(
+                    self.report.note,
                     f"y is better than the average x by {gap:.4f} nats: these are too few updates for the average. "
-                    f"Train on with --resume and more --iters, or use the adapters in {self.folder.at_y}"
+                    f"Train on with --resume and more --iters, or use the adapters in {self.folder.at_y}",
                 )
             return losses
         finally:
