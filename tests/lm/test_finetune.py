@@ -138,6 +138,17 @@ def test_y_is_measured_too(base: Any, tmp_path: Path) -> None:
     assert not any(mx.array_equal(x[path], y[path]).item() for path in x if path.endswith("lora_b"))
 
 
+def test_an_earlier_y_is_not_left_behind(base: Any, tmp_path: Path) -> None:
+    """Where the average is the better one, adapters at an earlier y go; somebody else's folder of that name stays."""
+    for name, notes, stays in (("ours", {"mufree": {"sequence": "y"}}, False), ("theirs", {}, True)):
+        folder = tmp_path / name / "y"
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text(json.dumps(notes))
+        losses = finetune(settings(*base, tmp_path / name, **{**QUICK, "iters": 6})).losses
+        assert losses["valid_loss_x"] < losses["valid_loss_y"]
+        assert folder.exists() == stays
+
+
 def test_the_run_is_schedule_free_by_itself(base: Any, tmp_path: Path) -> None:
     """Neither optimizer nor schedule: the plan says so, with the rate; a schedule or a name means mlx-lm's."""
 

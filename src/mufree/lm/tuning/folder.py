@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -17,7 +18,7 @@ import mlx.core as mx
 from mlx_lm.utils import save_config
 
 from ...errors import CheckpointError, Reasons, Refused, refuse
-from ...files import failing_as_os_error, flush, whole_folder
+from ...files import failing_as_os_error, flush, read_json, whole_folder
 from ...training.folder import RunFolder
 from .settings import FinetuneConfig
 
@@ -51,6 +52,15 @@ class AdapterFolder(RunFolder):
     def trainers_own(self) -> Path:
         """Where mlx-lm's trainer may write its last weights; they are written again, with the plan, and this goes."""
         return self.path / ".trainer.safetensors"
+
+    def forget_y(self) -> None:
+        """Remove what an earlier end of the run left at ``y``, and nobody else's folder: it is no longer the last."""
+        try:
+            sequence = read_json(self.at_y / CONFIG)[NOTES]["sequence"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if sequence == "y":
+            shutil.rmtree(self.at_y)
 
     def check_free(self) -> None:
         """Refuse to replace a run that could go on; adapters that mlx-lm wrote are replaced, as it would.

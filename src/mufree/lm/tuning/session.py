@@ -263,6 +263,8 @@ class Session:
         try:
             losses = {"valid_loss_y": self._evaluate()}
             gap = self.run.losses[self._loss] - losses["valid_loss_y"]
+            if self.writes:
+                self.folder.forget_y()
             if gap > 0:
                 if self.writes:
                     notes = {**self._notes(made, losses), "sequence": "y"}
