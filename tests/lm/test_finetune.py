@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -301,13 +301,15 @@ def test_a_loss_that_blows_up_ends_the_run(base: Any, tmp_path: Path) -> None:
         finetune(given)
 
 
-@pytest.mark.slow
-def test_stock_mlx_lm_uses_what_was_written(base: Any, run: Path, tmp_path: Path) -> None:
+def test_stock_mlx_lm_uses_what_was_written(
+    base: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``mlx_lm.generate`` with the adapters; ``mlx_lm.fuse``, whose model has the loss; ``mlx_lm.convert -q`` of it."""
 
-    def call(*words: str) -> str:
-        command = [sys.executable, "-m", "mlx_lm", *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    def call(command: str, *words: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", *words])
+        import_module(f"mlx_lm.{command}").main()
+        return capsys.readouterr().out
 
     paths = ["--model", str(base[0]), "--adapter-path", str(run)]
     assert "=====" in call("generate", *paths, "--prompt", "v1 + 1 = ", "--max-tokens", "4")

@@ -53,6 +53,12 @@ class AdapterFolder(RunFolder):
         """Where mlx-lm's trainer may write its last weights; they are written again, with the plan, and this goes."""
         return self.path / ".trainer.safetensors"
 
+    def keep_numbered(self, iteration: int) -> None:
+        """A copy of the adapters under the iteration's number, as mlx-lm keeps them."""
+        beside = self.path / ".numbered.safetensors"
+        shutil.copyfile(self.path / ADAPTERS, beside)
+        beside.replace(self.path / f"{iteration:07}_{ADAPTERS}")
+
     def forget_y(self) -> None:
         """Remove what an earlier end of the run left at ``y``, and nobody else's folder: it is no longer the last."""
         try:

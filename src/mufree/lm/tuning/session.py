@@ -211,8 +211,7 @@ class Session:
         notes = self._notes(made, self.run.losses)
         save_adapters(self.folder.path, weights, self.prepared.args, notes)
         if numbered:
-            copy = self.folder.path / f"{made:07}_adapters.safetensors"
-            copy.write_bytes((self.folder.path / "adapters.safetensors").read_bytes())
+            self.folder.keep_numbered(made)
         if self.boundary.iteration == self.saved:
             return
         facts = {"position": self.boundary.as_dict(), "losses": self.run.losses, "best": self.best}
