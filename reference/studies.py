@@ -30,8 +30,8 @@ WIDE_RATES = {
 up to the base width's best rate, which is what it regrets."""
 SEEDS = 2
 WIDER_SEEDS, WIDER_RATE = 3, 2.0**-6
-HORIZON_RATES = [2.0**power for power in range(-9, -3)]
-HORIZON_UPDATES = 400
+HORIZON_RATES = [2.0**power for power in range(-8, -3)]
+HORIZON_UPDATES = 800
 
 
 def transfer(folder: Path) -> None:

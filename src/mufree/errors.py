@@ -6,11 +6,26 @@ allowed and what to do. All problems of one input are gathered and raised once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 _T = TypeVar("_T")
+
+SECTIONS: Mapping[str, str] = {
+    "delta": "Three examples",
+    "holds_x": "Questions",
+    "holds_y": "How to choose",
+    "impl": "Questions",
+    "in_block": "Questions",
+    "no_minimum": "How to choose",
+    "no_width": "Three examples",
+    "not_covered": "Limits",
+    "too_few": "Pretrain wide",
+    "unknown_name": "Moving from",
+    "unscaled": "Three examples",
+}
+"""Which section of the README says more about a kind of problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,11 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
+
+    @property
+    def section(self) -> str | None:
+        """The README's section that says more, or None."""
+        return SECTIONS.get(self.code)
 
 
 class Refused(ValueError):
@@ -97,3 +117,15 @@ class Reasons:
 def refuse(code: str, where: str, message: str, exception: type[Refused] = Refused) -> NoReturn:
     """Raise ``exception`` for a single problem."""
     raise exception([Reason(code, where, message)])
+
+
+def missing_package(error: ImportError) -> ImportError | None:
+    """The same error with what to install, if it is one of the optional parts that is missing; None otherwise."""
+    package = (error.name or "").partition(".")[0]
+    if package == "mlx" or "libmlx" in str(error):
+        how = "on a Mac: pip install mlx; on Linux: pip install 'mlx[cpu]' (or 'mlx[cuda]')"
+    elif package == "mlx_lm":
+        how = "pip install 'mufree[lm]'"
+    else:
+        return None
+    return ImportError(f"{package or 'mlx'} cannot be imported ({error}); {how}", name=error.name)

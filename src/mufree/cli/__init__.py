@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..errors import NonFiniteLoss, Refused
+from ..errors import NonFiniteLoss, Refused, missing_package
 
 COMMANDS = ("plan", "pretrain", "lora", "transfer", "coord-check", "export")
 
@@ -33,6 +33,15 @@ def run(arguments: Sequence[str]) -> int:
         print(f"mufree {options.command}: refused", file=sys.stderr)
         for reason in refused.reasons:
             print(f"  {reason}", file=sys.stderr)
+        sections = sorted({reason.section for reason in refused.reasons if reason.section})
+        if sections:
+            print(f"more in the README: {', '.join(sections)}", file=sys.stderr)
+        return 2
+    except ImportError as error:
+        missing = missing_package(error)
+        if missing is None:
+            raise
+        print(f"mufree {options.command}: {missing}", file=sys.stderr)
         return 2
     except NonFiniteLoss as error:
         print(f"mufree {options.command}: {error}", file=sys.stderr)

@@ -23,8 +23,8 @@ FULL: Mapping[str, Any] = {
     "widths": [64, 128, 256, 512],
     "rates": [2.0**power for power in range(-10, -2)],
     "seeds": 2,
-    "updates": 120,
-    "batch_size": 8,
+    "updates": 240,
+    "batch_size": 16,
 }
 QUICK: Mapping[str, Any] = {
     "widths": [64, 128, 256],
