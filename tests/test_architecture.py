@@ -32,6 +32,9 @@ PURE = (
     "mup.rules",
     "mup.verdict",
     "training.config",
+    "lm.tuning.settings",
+    "lm.tuning.nested",
+    "lm.tuning.choice",
 )
 ARRAYS = ("mlx", "mlx_lm", "numpy", "torch", "transformers")
 

@@ -186,3 +186,12 @@ def test_l2_said_twice_of_sgd_is_sgd_s_own() -> None:
     for coupled in (False, True):
         optimizer = build_optimizer(plan_optimizer(**settings, coupled_weight_decay=coupled), scales=Scales(w=Scale()))
         assert optimizer.apply_gradients({"w": mx.zeros(1)}, {"w": mx.ones(1)})["w"].item() == 1 - 0.5 * 0.25
+
+
+def test_a_schedule_free_optimizer_is_built_for_a_model_that_holds_x() -> None:
+    """As asked; an optimizer that keeps no average cannot be."""
+    plan = plan_optimizer(optimizer="schedule_free_adamw", lr=0.1, max_grad_norm=1.0)
+    assert build_optimizer(plan, model_holds="x").model_holds == "x"
+    assert build_optimizer(plan).model_holds == "y"
+    with pytest.raises(Refused, match="model_holds: 'x', but AdamW keeps no average"):
+        build_optimizer(plan_optimizer(**DECAYING), model_holds="x")

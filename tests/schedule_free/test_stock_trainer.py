@@ -282,3 +282,20 @@ def test_a_trainer_that_evaluates_mid_way_sees_x() -> None:
         model.train()
         second = gradient(model, pairs(2 * number + 1)[0])[1]
         optimizer.update(model, nn.utils.tree_map(lambda a, b: (a + b) / 2, first, second))
+
+
+@pytest.mark.parametrize("holds", ["x", "y"])
+def test_the_gradient_point_is_y_of_what_the_model_holds(holds) -> None:
+    """For both forms; other leaves pass through."""
+    model = nn.Linear(2, 1)
+    optimizer = AdamWScheduleFree(learning_rate=0.1, betas=(0.75, 0.999), model_holds=holds)
+    optimizer.init({"weight": model.weight})
+    for _ in range(3):
+        optimizer.update(model, {"weight": mx.ones((1, 2))})
+    held = model.parameters()
+    z = optimizer.state["weight"]["z"]
+    y = 0.75 * held["weight"] + 0.25 * z if holds == "x" else held["weight"]
+    point = optimizer.gradient_point(held)
+    assert np.allclose(point["weight"], y, rtol=1e-6, atol=1e-7)  # one rounding
+    assert np.abs(np.array(held["weight"] - z)).min() > 0.01
+    assert point["bias"] is held["bias"]

@@ -86,10 +86,11 @@ def stock_rule(plan: OptimizerPlan, rate: Rate, *, eps_factor: float = 1.0, deca
     return Rule(kind=PLAIN[plan.form], arguments=arguments)
 
 
-def schedule_free_rule(plan: OptimizerPlan, rate: Rate, scales: Mapping[str, Any] | None) -> Rule:
+def schedule_free_rule(plan: OptimizerPlan, rate: Rate, scales: Mapping[str, Any] | None, holds: str = "y") -> Rule:
     """The rule of a plan whose optimizer is one of ours."""
     kind = getattr(importlib.import_module("mufree.schedule_free"), SCHEDULE_FREE[plan.form])
-    arguments = {"learning_rate": rate, **_common(plan, 1.0), "weight_decay": plan.weight_decay, "scales": scales}
+    arguments = {"learning_rate": rate, **_common(plan, 1.0), "weight_decay": plan.weight_decay}
+    arguments |= {"scales": scales, "model_holds": holds}
     if plan.form != "schedule_free_radam":
         arguments["warmup_steps"] = plan.warmup_updates
     return Rule(kind=kind, arguments=arguments)

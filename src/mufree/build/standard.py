@@ -12,6 +12,7 @@ import mlx.optimizers as optim
 
 from mufree.errors import Reasons, refuse
 from mufree.plan import OptimizerPlan
+from mufree.schedule_free.form import Holds
 from mufree.schedule_free.rule import Multipliers
 
 from .checks import all_leaves, check_model, check_scales, trainable_leaves
@@ -42,7 +43,11 @@ class FactorMap(Mapping[str, Multipliers]):
 
 
 def build_optimizer(
-    plan: OptimizerPlan, model: nn.Module | None = None, *, scales: Mapping[str, Any] | None = None
+    plan: OptimizerPlan,
+    model: nn.Module | None = None,
+    *,
+    scales: Mapping[str, Any] | None = None,
+    model_holds: Holds = "y",
 ) -> optim.Optimizer:
     """Build what was planned. The result clips by itself, and carries the plan as ``.plan``.
 
@@ -50,6 +55,7 @@ def build_optimizer(
         plan: What :func:`~mufree.plan.plan_optimizer` decided.
         model: The model to be trained; needed where ``plan.needs_model``, and checked whenever given.
         scales: What ``mup_scales`` or ``parametrize`` returned.
+        model_holds: For a schedule-free optimizer, which sequence the model will hold, ``"y"`` or ``"x"``.
 
     Returns:
         An ``mlx.optimizers.Optimizer``: an instance of the class that the name means, or a
@@ -72,6 +78,9 @@ def build_optimizer(
     reasons = Reasons()
     if plan.needs_model and model is None:
         reasons.add("needs_model", "model", f"None, but decay_mask={plan.decay_mask!r} needs it; give the model")
+    if model_holds != "y" and not plan.family.schedule_free:
+        message = f"{model_holds!r}, but {plan.optimizer_name} keeps no average; leave it out"
+        reasons.add("no_average", "model_holds", message)
     if scales is not None:
         check_scales(reasons, plan, scales)
     leaves = {} if model is None else trainable_leaves(reasons, model)
@@ -86,9 +95,10 @@ def build_optimizer(
     if statistics:
         plan = replace(plan, notes=(*plan.notes, statistics))
     rate = build_lr_schedule(plan)
-    optimizer = (
-        _schedule_free(plan, model, scales, rate) if plan.family.schedule_free else _stock(plan, model, scales, rate)
-    )
+    if plan.family.schedule_free:
+        optimizer = _schedule_free(plan, model, scales, rate, model_holds)
+    else:
+        optimizer = _stock(plan, model, scales, rate)
     optimizer.plan = plan
     return optimizer
 
@@ -112,10 +122,12 @@ def _stock(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None, ra
     return guarded(Grouped, max_grad_norm=plan.max_grad_norm, last_update=last)(members, rate)
 
 
-def _schedule_free(plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None, rate: Rate) -> optim.Optimizer:
+def _schedule_free(
+    plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None, rate: Rate, holds: Holds
+) -> optim.Optimizer:
     if plan.needs_model:
         scales = FactorMap(_factors(plan, model, scales), plan.family.mup or "")
-    rule = schedule_free_rule(plan, rate, scales)
+    rule = schedule_free_rule(plan, rate, scales, holds)
     return rule.make(guarded(rule.kind, max_grad_norm=plan.max_grad_norm, last_update=None))
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 
 from ..errors import NonFiniteLoss, Refused, missing_package
 
-COMMANDS = ("plan", "pretrain", "transfer", "coord-check", "export")
+COMMANDS = ("plan", "pretrain", "lora", "transfer", "coord-check", "export")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -6,3 +6,5 @@ from .fusing import export_adapters as export_adapters
 from .lora_scales import lora_scales as lora_scales
 from .memory_plan import MemoryPlan as MemoryPlan
 from .memory_plan import memory_plan as memory_plan
+from .tuning.finetuning import finetune as finetune
+from .tuning.settings import FinetuneConfig as FinetuneConfig

@@ -19,7 +19,7 @@ from .averaging import HOLDS_X, RESERVED, Averaging, initial_scalars
 from .checks import check_rate
 from .conversion import convert
 from .form import Form, Holds
-from .gradient_point import at_y
+from .gradient_point import at_y, gradient_points
 from .held import parameter_tree
 from .kernels import Member, advance_scalars, join_late, update_members
 from .modes import Modes
@@ -254,6 +254,10 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
             Refused: With ``model_holds="y"``, where the model is at ``y`` already.
         """
         return at_y(self._layout.form, self.state, loss, model)
+
+    def gradient_point(self, params: Any) -> Any:
+        """``y``, where gradients are taken, of parameters as the model holds them; other leaves pass through."""
+        return replace_leaves(params, gradient_points(self._layout.form, self.state, params)[1])
 
     def _advance(self, gradients: Any, parameters: Any, commit: Callable[[dict[str, mx.array]], Any]) -> None:
         if self._held is not None and not tracing(self.step):

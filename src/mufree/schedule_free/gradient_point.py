@@ -33,11 +33,11 @@ def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any
         if target is None:
             if not (args and isinstance(args[0], dict | list | tuple)):
                 refuse("no_model", "at_y", "the loss takes no model; give it: at_y(loss, model)")
-            x, y = _trained(form, state, args[0])
+            x, y = gradient_points(form, state, args[0])
             return loss(replace_leaves(args[0], _shifted(x, y, lambda: None)), *args[1:], **kwargs)
         if not target.training:
             return loss(*args, **kwargs)
-        x, y = _trained(form, state, target.trainable_parameters())
+        x, y = gradient_points(form, state, target.trainable_parameters())
 
         def restore() -> None:
             place(target, x)
@@ -59,12 +59,12 @@ def _model(arguments: tuple[Any, ...]) -> Any:
     )
 
 
-def _trained(form: Form, state: dict[str, Any], parameters: Any) -> tuple[Arrays, Arrays]:
+def gradient_points(form: Form, state: dict[str, Any], parameters: Any) -> tuple[Arrays, Arrays]:
     """``x`` and ``y`` by path, of all parameters that have state; ``y`` in the parameter's dtype."""
     x, y = {}, {}
     for path, parameter, leaf in walk(parameters, state):
         if isinstance(leaf, dict) and "z" in leaf:
-            held = leaf.get("x", parameter).astype(working_dtype(parameter.dtype))
+            held = leaf.get(form.holds, parameter).astype(working_dtype(parameter.dtype))
             x[path] = parameter
             y[path] = mx.stop_gradient(form.gradient_point(held, leaf["z"].astype(held.dtype)).astype(parameter.dtype))
     return x, y

@@ -33,7 +33,7 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
 
     Args:
         folder: Where; an earlier checkpoint there is replaced once the new one is on the disk.
-        model: The model as it is trained (a schedule-free one holds ``y``).
+        model: The model as it is trained (a schedule-free one holds ``y``, or ``x`` with ``model_holds="x"``).
         optimizer: Its optimizer; one without an average saves the same weights twice.
         facts: What else to keep, as JSON: position, settings, plan.
 
@@ -45,16 +45,16 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
         Refused: If the model holds ``x`` for the time being, put there by ``eval`` or ``averaged``.
     """
     folder = Path(folder)
-    parameters = average = model.parameters()
+    point = average = model.parameters()
     for member in members_of(optimizer):
         if member.holds_average:
             message = (
                 "holds the average x, from which training cannot go on; save after train(model) or the averaged block"
             )
             refuse("holds_x", "model", message)
-        average = member.average(average)
+        average, point = member.average(average), member.gradient_point(point)
     arrays = {
-        "y": dict(tree_flatten(parameters)),
+        "y": dict(tree_flatten(point)),
         "x": dict(tree_flatten(average)),
         "optimizer": dict(tree_flatten(optimizer.state)),
         "random": {"key": random_key()},
@@ -91,12 +91,13 @@ def load_checkpoint(folder: str | Path, model: Any, optimizer: Any) -> dict[str,
     verify(folder)
     arrays: dict[str, Any] = {name: mx.load(str(folder / f"{name}.safetensors")) for name in _ARRAYS}
     reasons = Reasons()
-    _compare(reasons, "y.safetensors", dict(tree_flatten(model.parameters())), arrays["y"])
+    held = "x" if any(member.model_holds == "x" for member in members_of(optimizer)) else "y"
+    _compare(reasons, f"{held}.safetensors", dict(tree_flatten(model.parameters())), arrays[held])
     _compare(reasons, "optimizer.safetensors", dict(tree_flatten(optimizer.state)), arrays["optimizer"])
     reasons.refuse_if_any(CheckpointError)
     mx.eval(arrays)
     _load_state(optimizer, arrays["optimizer"])
-    model.update(tree_unflatten(list(arrays["y"].items())))
+    model.update(tree_unflatten(list(arrays[held].items())))
     set_random_key(arrays["random"]["key"])
     return read_facts(folder)
 

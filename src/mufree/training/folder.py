@@ -38,6 +38,11 @@ class RunFolder:
     path: Path
 
     @property
+    def description(self) -> Path:
+        """What the run is: settings, identity, plan."""
+        return self.path / _RUN
+
+    @property
     def metrics(self) -> Path:
         """One JSON object a report."""
         return self.path / "metrics.jsonl"
@@ -62,7 +67,7 @@ class RunFolder:
         Raises:
             Refused: If so, saying what is in the way.
         """
-        if (self.path / _RUN).is_file():
+        if self.description.is_file():
             message = f"{self.path} holds a run; go on with --resume, or give another folder with --out"
             refuse("occupied", "out", message)
         # A process killed while it claimed the folder leaves an unfinished file, which is nobody's.
@@ -100,9 +105,9 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def describe(self, config: PretrainConfig, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+    def describe(self, config: Any, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         """Keep what the run is."""
-        write_json(self.path / _RUN, {"settings": asdict(config), "identity": dict(identity), "plan": dict(plan)})
+        write_json(self.description, {"settings": asdict(config), "identity": dict(identity), "plan": dict(plan)})
 
     def saved(self) -> dict[str, Any]:
         """The settings and identity of the run in the folder.
@@ -111,7 +116,7 @@ class RunFolder:
             Refused: If there is none.
             CheckpointError: If what is there is damaged.
         """
-        where = self.path / _RUN
+        where = self.description
         if not where.is_file():
             message = f"{self.path} holds no run to resume or export; give the folder of one, or leave --resume out"
             refuse("missing", "out", message)

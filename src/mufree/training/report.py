@@ -95,7 +95,7 @@ class ConsoleReporter:
         self._seen.update(line)
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=line["update"], description=self._summary())
-        if self._progress is None or "valid_loss_x" in line or "valid_loss_y" in line:
+        if self._progress is None or any(name.startswith("valid_loss") for name in line):
             self.note(_plain(line))
 
     def stop(self) -> None:
@@ -120,6 +120,8 @@ def _plain(line: Mapping[str, Any]) -> str:
     if "loss" in line:
         parts += [f"loss {line['loss']:.4f}", f"rate {line['lr']:.4g}", f"{line['tokens_per_second']:,.0f} tokens/s"]
         parts += [f"{_clock(line['seconds_left'])} left"] if line.get("seconds_left") is not None else []
+    if "valid_loss" in line:
+        parts += [f"validation loss {line['valid_loss']:.4f}"]
     if "valid_loss_x" in line:
         parts += [f"validation loss {line['valid_loss_x']:.4f} at x"]
     if "valid_loss_y" in line:
@@ -138,12 +140,13 @@ class Metrics:
 
     Args:
         path: The file.
-        update: Lines of later updates are dropped first: the run goes on from here and writes them again. A run that
+        made: Lines of later updates are dropped first: the run goes on from here and writes them again. A run that
             starts from its beginning keeps none.
+        counter: What numbers the lines.
     """
 
-    def __init__(self, path: Path, update: int) -> None:
-        kept = [line for line in read_metrics(path) if line["update"] <= update] if update else []
+    def __init__(self, path: Path, made: int, *, counter: str = "update") -> None:
+        kept = [line for line in read_metrics(path) if line.get(counter, 0) <= made] if made else []
         self._last = kept[-1] if kept else None
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8", buffering=1)

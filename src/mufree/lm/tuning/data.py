@@ -1,0 +1,105 @@
+"""The data of a fine-tune: mlx-lm's loader, and what it would say too late or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from mlx_lm.tuner.datasets import load_dataset
+
+from ...errors import Reasons, refuse
+from .settings import FinetuneConfig
+
+DEFAULTS = {"prompt": "prompt", "completion": "completion", "chat": "messages", "text": "text"}
+
+
+def check_folder(config: FinetuneConfig) -> None:
+    """Look at a data folder's files, before anything is loaded.
+
+    Raises:
+        Refused: For each file that is needed and missing, and the first wrong row of each that is there.
+    """
+    folder = Path(config.data)
+    if config.hf_dataset or not folder.exists():
+        return
+    reasons = Reasons()
+    needed = {"train": config.train, "valid": config.train and config.val_batches != 0, "test": config.test}
+    remedies = {
+        "train": "give a folder with train.jsonl and valid.jsonl",
+        "valid": "add it, or train without validation and without a best adapter: val_batches 0",
+        "test": "add it, or leave test out",
+    }
+    for name, wanted in needed.items():
+        path = folder / f"{name}.jsonl"
+        if not path.is_file():
+            if wanted:
+                reasons.add("missing", "data", f"{folder} has no {name}.jsonl; {remedies[name]}")
+        else:
+            _check_rows(reasons, path, config)
+    reasons.refuse_if_any()
+
+
+def _check_rows(reasons: Reasons, path: Path, config: FinetuneConfig) -> None:
+    """Keep the first fault: mlx-lm decides by the first row what all rows are, and reads them while it trains."""
+    wanted: tuple[str, ...] = ()
+    number = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}:{number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                reasons.add("unreadable", where, f"is no JSON ({error}); write one object a line")
+                return
+            if not isinstance(row, Mapping):
+                reasons.add("type", where, f"holds a {type(row).__name__}; write one object a line")
+                return
+            wanted = wanted or _form(row, config)
+            missing = [name for name in wanted if name not in row]
+            if missing:
+                message = f"has no {' and no '.join(missing)}, which the first row has; give all rows one form"
+                reasons.add("missing", where, message)
+                return
+    if not number:
+        reasons.add("empty", str(path), "has no row; add some, or remove the file")
+
+
+def _form(row: Mapping[str, Any], config: FinetuneConfig) -> tuple[str, ...]:
+    """The keys by which mlx-lm reads rows like this one; none if it does not read them, which it says itself."""
+    names = {kind: getattr(config, f"{kind}_feature") or default for kind, default in DEFAULTS.items()}
+    forms = ((names["prompt"], names["completion"]), (names["chat"],), (names["text"],))
+    return next((form for form in forms if all(name in row for name in form)), ())
+
+
+def load_sets(config: FinetuneConfig, args: SimpleNamespace, tokenizer: Any) -> tuple[Any, Any, Any]:
+    """Training, validation and test set, by mlx-lm's own loader.
+
+    Raises:
+        Refused: For what mlx-lm refuses, and for sets too small for one batch.
+    """
+    try:
+        train, valid, test = load_dataset(args, tokenizer)
+    except Exception as error:  # the loaders raise what they like, a missing package and the hub's errors among it
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        refuse("unreadable", "hf_dataset" if config.hf_dataset else "data", f"{config.data!r} cannot be loaded, {told}")
+    reasons = Reasons()
+    wanted = {"training": train if config.train else None, "test": test if config.test else None}
+    wanted["validation"] = valid if config.train and config.val_batches != 0 else None
+    for name, rows in wanted.items():
+        if rows is not None and len(rows) < config.batch_size:
+            message = f"{config.batch_size} is more than the {len(rows)} rows of the {name} set; give a smaller one"
+            reasons.add("too_few", "batch_size", message)
+    reasons.refuse_if_any()
+    return train, (valid if config.val_batches != 0 else []), test
+
+
+def digest(rows: Any) -> str:
+    """A hash of a set's rows (16 hex digits)."""
+    found = hashlib.sha256()
+    for number in range(len(rows)):
+        found.update(json.dumps(rows[number], sort_keys=True, default=str).encode())
+    return found.hexdigest()[:16]

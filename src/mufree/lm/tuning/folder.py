@@ -1,0 +1,153 @@
+"""The folder of a fine-tune: adapters as mlx-lm reads them, and beside them what a run needs to go on.
+
+``adapters.safetensors`` and ``adapter_config.json`` are where mlx-lm writes them, as are the numbered files;
+``best`` (and ``y``, where that is the better one) are such folders themselves. Each file is the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.utils import save_config
+
+from ...errors import CheckpointError, Reasons, Refused, refuse
+from ...files import failing_as_os_error, flush, read_json, whole_folder
+from ...training.folder import RunFolder
+from .settings import FinetuneConfig
+
+ADAPTERS = "adapters.safetensors"
+CONFIG = "adapter_config.json"
+NOTES = "mufree"
+"""Under which key of both files the plan is."""
+
+WHILE_GOING_ON = frozenset(
+    {"iters", "steps_per_report", "save_every", "train", "test", "test_batches", "report_to", "project_name", "config"}
+    | {"clear_cache_threshold", "adapter_path", "grad_checkpoint"}
+)
+"""Settings that may change when a run goes on: they change no update."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder(RunFolder):
+    """Where a fine-tune writes: mlx-lm's ``adapter_path``."""
+
+    @property
+    def export(self) -> Path:
+        """The best adapters by validation loss, a folder that ``mlx_lm.load(adapter_path=…)`` reads."""
+        return self.path / "best"
+
+    @property
+    def at_y(self) -> Path:
+        """The last adapters at ``y``, where they were better than the average."""
+        return self.path / "y"
+
+    @property
+    def trainers_own(self) -> Path:
+        """Where mlx-lm's trainer may write its last weights; they are written again, with the plan, and this goes."""
+        return self.path / ".trainer.safetensors"
+
+    def keep_numbered(self, iteration: int) -> None:
+        """A copy of the adapters under the iteration's number, as mlx-lm keeps them."""
+        beside = self.path / ".numbered.safetensors"
+        shutil.copyfile(self.path / ADAPTERS, beside)
+        beside.replace(self.path / f"{iteration:07}_{ADAPTERS}")
+
+    def forget_y(self) -> None:
+        """Remove what an earlier end of the run left at ``y``, and nobody else's folder: it is no longer the last."""
+        try:
+            sequence = read_json(self.at_y / CONFIG)[NOTES]["sequence"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if sequence == "y":
+            shutil.rmtree(self.at_y)
+
+    def check_free(self) -> None:
+        """Refuse to replace a run that could go on; adapters that mlx-lm wrote are replaced, as it would.
+
+        Raises:
+            Refused: If there is one, or the folder cannot be made.
+        """
+        if self.description.is_file():
+            message = f"{self.path} holds a run of mufree lora; go on with --resume, or give another --adapter-path"
+            refuse("occupied", "adapter_path", message)
+        if not self.path.exists():
+            RunFolder(self.path).check_free()
+
+    def resumed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The saved settings with what is given anew over them."""
+        if not self.description.is_file() and (self.path / ADAPTERS).is_file():
+            message = f"{self.path} holds adapters, but no optimizer state to go on from"
+            remedy = f"start from their weights with --resume-adapter-file {self.path / ADAPTERS}"
+            refuse("missing", "adapter_path", f"{message}; {remedy}")
+        known = {item.name for item in fields(FinetuneConfig)}
+        saved = {name: value for name, value in self.saved()["settings"].items() if name in known}
+        return {**saved, **{k: v for k, v in given.items() if v is not None}, "adapter_path": str(self.path)}
+
+    def check_going_on(self, config: FinetuneConfig, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Refuse to go on with other settings, another model or other data.
+
+        Raises:
+            CheckpointError: With every difference that would change an update.
+        """
+        saved = self.saved()
+        reasons = Reasons()
+        for item in fields(config):
+            value, before = getattr(config, item.name), saved["settings"].get(item.name)
+            if item.name not in WHILE_GOING_ON and json.loads(json.dumps(value)) != before:
+                message = f"{value!r} contradicts the saved run's {before!r}; leave it out"
+                reasons.add("contradiction", item.name, message)
+        ends = plan.get("meaning") == "mufree" and plan["scheduler"] not in ("constant", "mlx_lm")
+        if ends and config.iters != saved["settings"]["iters"]:
+            message = (
+                f"{config.iters} would change the schedule, planned for {saved['settings']['iters']}; leave it out"
+            )
+            reasons.add("contradiction", "iters", message)
+        sources = {"model_config": "model", "train_rows": "data", "valid_rows": "data"}
+        for name, value in identity.items() if not reasons.found else ():
+            if json.loads(json.dumps(value)) != saved["identity"].get(name):
+                message = f"is not that of the run in {self.path}; give the one that it started with"
+                reasons.add("contradiction", sources[name], f"{name} {message}")
+        reasons.refuse_if_any(CheckpointError)
+
+
+def save_adapters(folder: Path, weights: Mapping[str, mx.array], args: Any, notes: Mapping[str, Any]) -> None:
+    """Write adapters for ``mlx_lm.load(adapter_path=folder)``, with the plan in both files.
+
+    Args:
+        folder: Where; the files that are there are replaced one by one.
+        weights: The trained arrays, by path.
+        args: The run's settings as mlx-lm has them.
+        notes: The plan, the position, the losses.
+    """
+    beside = folder / f".{ADAPTERS}"  # MLX adds the suffix to names that have none
+    with failing_as_os_error(folder):
+        mx.save_safetensors(str(beside), dict(sorted(weights.items())), metadata={NOTES: json.dumps(notes)})
+    flush(beside)
+    described = folder / f".{CONFIG}"
+    save_config({**vars(args), NOTES: dict(notes)}, described)
+    beside.replace(folder / ADAPTERS)
+    described.replace(folder / CONFIG)
+
+
+def replace_adapters(folder: Path, weights: Mapping[str, mx.array], args: Any, notes: Mapping[str, Any]) -> None:
+    """:func:`save_adapters` to a folder of their own, which is the old one or the new one at any moment."""
+    with whole_folder(folder) as beside:
+        save_adapters(beside, weights, args, notes)
+
+
+@contextmanager
+def named_adapter_path() -> Iterator[None]:
+    """Refusals inside name the folder as the settings of a fine-tune do."""
+    try:
+        yield
+    except Refused as refused:
+        raise type(refused)(
+            replace(r, field="adapter_path" if r.field == "out" else r.field) for r in refused.reasons
+        ) from None

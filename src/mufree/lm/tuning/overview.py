@@ -1,0 +1,73 @@
+"""The plan of a fine-tune, as a person reads it before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mlx.utils import tree_flatten
+from mlx_lm.utils import get_total_parameters
+
+from .prepare import Prepared
+
+
+def overview(prepared: Prepared) -> str:
+    """What is trained, on what, for how long and how; then a line for each thing to know."""
+    rows = [(name, value) for name, value in _rows(prepared) if value]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    return "\n".join([*lines, *memory_lines(prepared), *(f"note: {text}" for text in prepared.notes)])
+
+
+def trained_size(prepared: Prepared) -> tuple[int, int]:
+    """Numbers trained, and numbers in all."""
+    trained = sum(array.size for _, array in tree_flatten(prepared.model.trainable_parameters()))
+    return trained, get_total_parameters(prepared.model)
+
+
+def memory_lines(prepared: Prepared) -> tuple[str, ...]:  # noqa: ARG001
+    """What the run will take of the memory: nothing is estimated yet."""
+    return ()
+
+
+def _rows(prepared: Prepared) -> Iterable[tuple[str, str]]:
+    config = prepared.config
+    trained, total = trained_size(prepared)
+    yield "model", config.model
+    if not config.train:
+        yield "adapters", config.adapter_path or "none"
+        yield "test", f"{len(prepared.test)} rows"
+        return
+    yield "tuned", _tuned(prepared)
+    yield "parameters", f"{trained:,} of {total:,} trained ({trained / total:.3%})"
+    sets = {"train": prepared.train, "valid": prepared.valid, "test": prepared.test if config.test else ()}
+    counted = ", ".join(f"{name} {len(rows)}" for name, rows in sets.items() if len(rows))
+    masked = "; the prompt is masked" if config.mask_prompt else ""
+    yield "data", f"{config.data if not config.hf_dataset else 'hf_dataset'} (rows: {counted}){masked}"
+    updates, left = divmod(config.iters, config.grad_accumulation_steps)
+    an_update = (
+        f"{config.grad_accumulation_steps} an update" if config.grad_accumulation_steps > 1 else "each an update"
+    )
+    over = f", {left} left over" if left else ""
+    yield "length", f"{config.iters} micro-batches of {config.batch_size} rows, {an_update}: {updates} updates{over}"
+    yield from _optimizer_rows(prepared)
+    yield "adapters", config.adapter_path
+
+
+def _tuned(prepared: Prepared) -> str:
+    config, layers = prepared.config, len(prepared.model.layers)
+    chosen = config.num_layers if config.num_layers > 0 else layers
+    what = f"{config.fine_tune_type}, {f'the last {chosen} of' if chosen < layers else 'all'} {layers} layers"
+    if config.fine_tune_type == "full":
+        return what
+    lora: dict[str, Any] = prepared.args.lora_parameters
+    return f"{what}, rank {lora['rank']}, scale {lora['scale']:g}, dropout {lora['dropout']:g}"
+
+
+def _optimizer_rows(prepared: Prepared) -> Iterable[tuple[str, str]]:
+    plan = prepared.plan()
+    yield "optimizer", f"{plan['optimizer']} (asked for as {plan['requested_optimizer']}; meaning: {plan['meaning']})"
+    options = ", ".join(f"{name}={value}" for name, value in plan["scheduler_options"].items())
+    yield "rate", f"{plan['peak_lr']:g}, {plan['scheduler']}{f'({options})' if options else ''}"
+    yield "warmup", f"{plan['warmup_updates']} updates" if plan["warmup_updates"] else ""
+    yield "weight decay", f"{plan['weight_decay']:g}" if plan["weight_decay"] else ""

@@ -1,0 +1,147 @@
+"""Everything that a fine-tune decides before its first update, or refuses. Nothing is written here.
+
+The random states are used in mlx-lm's own order: NumPy's seed first, MLX's before the adapters are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.lora import CONFIG_DEFAULTS
+from mlx_lm.tuner import callbacks
+from mlx_lm.utils import load
+
+from ...errors import Reasons, refuse
+from .adapters import attach, load_trained, validation_notes
+from .choice import Choice, choose
+from .data import check_folder, digest, load_sets
+from .nested import size_of
+from .optimizers import build
+from .settings import FinetuneConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A fine-tune, ready to start.
+
+    Args:
+        config: Its settings.
+        args: The same as mlx-lm's functions take them.
+        model: The model, its adapters attached.
+        model_config: The base model's config.
+        train: Rows to learn from.
+        valid: Rows to validate on.
+        test: Rows to test on.
+        choice: The optimizer, as decided; None where nothing is trained.
+        optimizer: The optimizer; None where nothing is trained.
+        notes: What is to be said before the run, a sentence each.
+    """
+
+    config: FinetuneConfig
+    args: SimpleNamespace
+    model: Any
+    model_config: dict[str, Any]
+    train: Any
+    valid: Any
+    test: Any
+    choice: Choice | None
+    optimizer: Any
+    notes: tuple[str, ...]
+
+    def identity(self) -> dict[str, Any]:
+        """What a run must share with the one that it goes on from, beside its settings."""
+        return {"model_config": self.model_config, "train_rows": digest(self.train), "valid_rows": digest(self.valid)}
+
+    def plan(self) -> dict[str, Any]:
+        """The optimizer's plan, as JSON can hold it."""
+        return self.choice.as_metadata(self.config) if self.choice else {}
+
+
+def prepare(config: FinetuneConfig, *, lazy: bool = False) -> Prepared:
+    """Decide everything from the settings: optimizer, data, model, adapters.
+
+    Args:
+        config: The settings.
+        lazy: Leave the model's weights on the disk until they are used, for a look at the plan.
+
+    Raises:
+        Refused: With every reason that settings, data, model and adapters give.
+    """
+    reasons = Reasons()
+    choice = reasons.attempt(choose, config) if config.train else None
+    reasons.attempt(check_folder, config)
+    reasons.attempt(_check_reporters, config)
+    args = namespace(config, choice)
+    np.random.seed(config.seed)
+    loaded = reasons.attempt(_load, config, lazy=lazy)
+    sets = None
+    notes: tuple[str, ...] = ()
+    if loaded is not None:
+        model, tokenizer, model_config = loaded
+        sets = reasons.attempt(load_sets, config, args, tokenizer) if not reasons.found else None
+        notes = reasons.attempt(_attach, config, args, model) or ()
+    reasons.refuse_if_any()
+    train, valid, test = cast(tuple[Any, Any, Any], sets)
+    optimizer = None
+    if choice is not None:
+        optimizer, said = build(choice, config, model, _scales(config, model))
+        notes = (*choice.lines, *said, *notes, *validation_notes(config, valid))
+    mx.eval(model.trainable_parameters())
+    return Prepared(config, args, model, model_config, train, valid, test, choice, optimizer, notes)
+
+
+def namespace(config: FinetuneConfig, choice: Choice | None) -> SimpleNamespace:
+    """The settings as mlx-lm's functions take them: its own defaults, and under them everything given."""
+    given = deepcopy(config.given())
+    warmup = given.pop("warmup", None)
+    args = {**deepcopy(CONFIG_DEFAULTS), **given}
+    args["clear_cache_threshold"] = size_of(config.clear_cache_threshold)
+    if choice is not None:
+        args |= {"optimizer": choice.name, "learning_rate": choice.rate}
+    if warmup is not None:
+        args["warmup"] = warmup
+    return SimpleNamespace(**args)
+
+
+def _load(config: FinetuneConfig, *, lazy: bool) -> tuple[Any, Any, dict[str, Any]]:
+    trust = config.trust_remote_code
+    try:
+        model, tokenizer, model_config = load(
+            config.model,
+            tokenizer_config={"trust_remote_code": trust},
+            lazy=lazy,
+            return_config=True,
+            trust_remote_code=trust,
+        )
+    except Exception as error:  # mlx-lm, transformers and the hub raise what they like
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        hint = "" if Path(config.model).exists() else "; there is no such folder, so the hub was asked"
+        refuse("unreadable", "model", f"{config.model!r} cannot be loaded, {told}{hint}")
+    return model, tokenizer, dict(model_config)
+
+
+def _attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[str, ...]:
+    return (attach if config.train else load_trained)(config, args, model)
+
+
+def _scales(config: FinetuneConfig, model: Any) -> Mapping[str, Any] | None:  # noqa: ARG001
+    """The μP scales of the trainable parameters: none, as long as no setting names a base."""
+    return None
+
+
+def _check_reporters(config: FinetuneConfig) -> None:
+    reasons = Reasons()
+    for name in (part.strip().lower() for part in (config.report_to or "").split(",") if part.strip()):
+        if name not in callbacks.SUPPORT_CALLBACK:
+            known = ", ".join(callbacks.SUPPORT_CALLBACK)
+            reasons.add("unknown", "report_to", f"{name!r}; mlx-lm knows {known}")
+        elif getattr(callbacks, name, None) is None:
+            reasons.add("missing", "report_to", f"{name} is not installed; pip install {name}, or leave it out")
+    reasons.refuse_if_any()

@@ -1,0 +1,152 @@
+"""The settings of a fine-tune: mlx-lm's own keys with mlx-lm's meaning, and one of ours. Pure Python.
+
+A key that is missing or null has mlx-lm's default, except ``optimizer`` and ``lr_schedule``: where both are missing the
+run is schedule-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from ...errors import Reasons, Refused, refuse
+from ...training.options import check, option
+from .nested import check_hf_dataset, check_lora_parameters, check_lr_schedule, check_optimizer_config, check_size
+
+TYPES = ("lora", "dora", "full")
+WARMUP = 20
+_MOST_SEED = 2**32 - 1
+"""NumPy's, which mlx-lm seeds too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneConfig:
+    """What ``mufree lora`` tunes, on what, how and where it writes.
+
+    Every field but ``warmup`` is a key of mlx-lm's YAML, with its meaning; those of a number, a text or a switch are
+    options of the command line too.
+
+    Raises:
+        Refused: For values outside their range, all at once.
+    """
+
+    model: str = option("Qwen/Qwen3-0.6b", "folder of the model, or its Hugging Face name", group="model")
+    trust_remote_code: bool = option(False, "allow code that comes with the model", group="model")
+    fine_tune_type: str = option("lora", "lora, dora, or full (the last num_layers)", group="model", choices=TYPES)
+    num_layers: int = option(16, "blocks to tune, from the last one; -1 for all", group="model")
+    lora_parameters: Mapping[str, Any] | None = option(None, "rank, dropout, scale, keys (YAML only)", group="model")
+
+    train: bool = option(False, "tune", group="run")
+    test: bool = option(False, "measure the loss on the test set, after tuning or of adapter_path", group="run")
+    seed: int = option(0, "seed of adapters, data order and dropout", group="run", low=0, high=_MOST_SEED)
+    iters: int = option(1000, "micro-batches of the run", group="run", low=1)
+    adapter_path: str = option("adapters", "folder that the run writes", group="run")
+    resume_adapter_file: str | None = option(None, "start from these weights, and nothing else", group="run")
+    config: str | None = option(None, "not read: the file's own name, as in mlx-lm", group="run")
+
+    data: str = option("mlx-community/WikiSQL", "folder of {train, valid, test}.jsonl, or its hub name", group="data")
+    hf_dataset: Mapping[str, Any] | tuple[Any, ...] | None = option(
+        None, "one mapping or a list of them, as in mlx-lm (YAML only)", group="data"
+    )
+    batch_size: int = option(4, "rows of a micro-batch", group="data", low=1)
+    max_seq_length: int = option(2048, "tokens of a row; the rest is cut off", group="data", low=2)
+    mask_prompt: bool = option(False, "learn from the completion alone", group="data")
+    prompt_feature: str | None = option(None, "name of the prompt in a row (default: prompt)", group="data")
+    completion_feature: str | None = option(None, "name of the completion (default: completion)", group="data")
+    chat_feature: str | None = option(None, "name of the messages (default: messages)", group="data")
+    text_feature: str | None = option(None, "name of the text (default: text)", group="data")
+
+    optimizer: str | None = option(
+        None,
+        "mlx-lm's adam, adamw, muon, sgd or adafactor as mlx-lm has them, or a name of mufree plan "
+        "(default: schedule-free AdamW; with an lr_schedule, mlx-lm's adam)",
+        group="optimizer",
+    )
+    optimizer_config: Mapping[str, Any] | None = option(None, "settings by optimizer (YAML only)", group="optimizer")
+    learning_rate: float | None = option(
+        None, "the rate (default: mlx-lm's 1e-5; ten times that where schedule-free)", group="optimizer"
+    )
+    lr_schedule: Mapping[str, Any] | None = option(None, "mlx-lm's schedule (YAML only)", group="optimizer")
+    warmup: int | None = option(None, f"updates of schedule-free warmup (default: {WARMUP})", group="optimizer", low=0)
+    grad_accumulation_steps: int = option(1, "micro-batches an update", group="optimizer", low=1)
+
+    val_batches: int = option(25, "validation batches, -1 for all; 0 to train without", group="reports", low=-1)
+    test_batches: int = option(500, "test batches, -1 for all", group="reports", low=-1)
+    steps_per_report: int = option(10, "micro-batches between reports of the loss", group="reports", low=1)
+    steps_per_eval: int = option(200, "micro-batches between validations", group="reports", low=1)
+    save_every: int = option(100, "micro-batches between saves", group="reports", low=1)
+    report_to: str | None = option(None, "wandb, swanlab, or both with a comma", group="reports")
+    project_name: str | None = option(None, "the project's name there", group="reports")
+
+    grad_checkpoint: bool = option(False, "compute activations twice to save memory", group="memory")
+    clear_cache_threshold: str | None = option(
+        None, "size of MLX's cache above which it is cleared, such as 2GB (default: 0)", group="memory"
+    )
+
+    def __post_init__(self) -> None:
+        reasons = Reasons()
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in _NESTED:
+                if value is not None:
+                    _NESTED[item.name](reasons, value)
+            elif not (item.name in ("adapter_path", "report_to") and value == ""):
+                check(reasons, item, value)
+        _check_together(reasons, self)
+        reasons.refuse_if_any()
+
+    def given(self) -> dict[str, Any]:
+        """The settings without those that are None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+_NESTED: Mapping[str, Any] = {
+    "lora_parameters": check_lora_parameters,
+    "hf_dataset": check_hf_dataset,
+    "optimizer_config": check_optimizer_config,
+    "lr_schedule": check_lr_schedule,
+    "clear_cache_threshold": check_size,
+}
+
+
+def _check_together(reasons: Reasons, config: FinetuneConfig) -> None:
+    """What is wrong with settings that are right one by one."""
+    if not (config.train or config.test):
+        reasons.add("missing", "train", "neither train nor test is asked for; give --train, --test or both")
+    if config.train and not config.adapter_path:
+        reasons.add("empty", "adapter_path", "is empty, but the run writes there; give a folder")
+    if config.test_batches == 0 and config.test:
+        reasons.add("out_of_range", "test_batches", "0 measures nothing; give a number ≥ 1, or -1 for all")
+    rate = config.learning_rate
+    if isinstance(rate, (int, float)) and rate < 0:
+        reasons.add("out_of_range", "learning_rate", f"{rate!r} is negative; give a finite number ≥ 0")
+
+
+def from_mapping(settings: Mapping[str, Any], source: str = "config") -> FinetuneConfig:
+    """A config from a parsed file; what is null there is as if it were missing, as in mlx-lm.
+
+    Args:
+        settings: Keys and values.
+        source: Where they come from, for the errors.
+
+    Raises:
+        Refused: For unknown keys and wrong values, all at once.
+    """
+    if not isinstance(settings, Mapping):
+        refuse("type", source, f"{settings!r} is no mapping of settings; give mlx-lm's keys and their values")
+    reasons = Reasons()
+    known = [item.name for item in fields(FinetuneConfig)]
+    for name in settings:
+        if name not in known:
+            near = get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}? The keys are" if near else "the keys are"
+            reasons.add("unknown", f"{source}: {name}", f"no such key; {hint}: {', '.join(sorted(known))}")
+    values = {name: value for name, value in settings.items() if name in known and value is not None}
+    try:
+        config = FinetuneConfig(**values)
+    except Refused as refused:
+        reasons.extend(refused)
+    reasons.refuse_if_any()
+    return config
