@@ -12,7 +12,6 @@ import json
 import os
 import selectors
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -129,14 +128,17 @@ class Lifeline:
             return
         if self._rank == 0:
             self._send({"lost": text}, skip=rank)
-        self._end(f"mufree: rank {self._rank} ends: {text}, {self.whereabouts()}")
+        try:
+            where = self.whereabouts()
+        except Exception as error:  # ending matters more than how it is told
+            where = f"where this rank is cannot be said ({error})"
+        self._end(f"mufree: rank {self._rank} ends: {text}, {where}")
 
 
 def _end(message: str) -> None:
     """End at once: the main thread may be waiting in MLX, where no exception reaches it."""
     try:
-        sys.stdout.flush()
-        os.write(2, f"{message}\n".encode())
+        os.write(2, f"\n{message}\n".encode())  # a line of its own: MLX may be in the middle of one
     finally:
         os._exit(LOST_STATUS)
 
