@@ -88,7 +88,7 @@ def _lifeline(ranks: Ranks, note: Callable[[str], None]) -> Lifeline:
     offer = [given or _addresses(), server.getsockname()[1], secrets.token_hex(16)] if server else None
     addresses, port, token = ranks.gather(offer)[0]
     peers = _accept(server, ranks.size, token) if server else _connect(addresses, port, token, ranks.rank)
-    missing = [rank for rank, found in enumerate(ranks.gather(bool(peers))) if not found]
+    missing = [rank for rank, found in enumerate(ranks.gather(bool(peers))) if rank and not found]
     if ranks.is_first and missing:
         note(f"ranks {missing} cannot reach rank 0 at {addresses}, port {port}: if one is lost, only MLX may tell")
     return Lifeline(ranks.rank, peers)
