@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 
 from mufree.training.ranks import Ranks
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 240
+"""Patience with a busy machine; a run takes a few seconds on an idle one."""
+
 LAUNCHER = (sys.executable, "-c", "from mlx._distributed_utils.launch import main; main()")
 
 
@@ -72,27 +75,45 @@ def free_ports(count: int) -> int:
                 one.close()
 
 
-def start(arguments: Sequence[str], folder: Path, ranks: int = 2) -> list[subprocess.Popen[str]]:
-    """``mufree`` started by hand once for each rank."""
-    port, hosts = free_ports(ranks), folder / "hosts.json"
-    hosts.write_text(json.dumps([[f"127.0.0.1:{port + rank}"] for rank in range(ranks)]))
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "mufree", *arguments],
-            env={**os.environ, "MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)},
+class Processes:
+    """Commands that are running, ended with the block however it ends."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+    def start(self, arguments: Sequence[str], folder: Path, ranks: int = 2) -> list[subprocess.Popen[str]]:
+        """``mufree`` started by hand once for each rank."""
+        port, hosts = free_ports(ranks), folder / "hosts.json"
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port + rank}"] for rank in range(ranks)]))
+        command = [sys.executable, "-m", "mufree", *arguments]
+        return [self._run(command, {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)}) for rank in range(ranks)]
+
+    def launch(self, arguments: Sequence[str], ranks: int = 2) -> subprocess.Popen[str]:
+        """``mlx.launch -n RANKS -- mufree ARGUMENTS``."""
+        words = ["-n", str(ranks), "-p", str(free_ports(ranks)), "--", sys.executable, "-m", "mufree", *arguments]
+        return self._run([*LAUNCHER, *words], {})
+
+    def _run(self, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **environment},
+            stdin=subprocess.PIPE,  # not at its end, at which the launcher reads without pause
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
-        for rank in range(ranks)
-    ]
-
-
-def launch(arguments: Sequence[str], ranks: int = 2) -> subprocess.Popen[str]:
-    """``mlx.launch -n RANKS -- mufree ARGUMENTS``."""
-    words = ["-n", str(ranks), "-p", str(free_ports(ranks)), "--", sys.executable, "-m", "mufree", *arguments]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*LAUNCHER, *words], text=True, **streams)  # type: ignore[call-overload,no-any-return]
+        self._started.append(process)
+        return process
 
 
 def launched_ranks(launcher: subprocess.Popen[str]) -> dict[int, int]:
@@ -111,5 +132,5 @@ def wait_until(condition: Callable[[], Any], processes: Sequence[subprocess.Pope
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it takes too long"
-        assert all(process.poll() is None for process in processes), [p.communicate() for p in processes if p.poll()]
+        assert all(process.poll() is None for process in processes), "it has ended"
         time.sleep(0.02)

@@ -17,7 +17,7 @@ from mufree.training import pretrain
 from mufree.training.checkpoint import checkpoints, verify
 from mufree.training.lifeline import LOST_STATUS
 from mufree.training.report import read_metrics
-from rank_processes import launch, launched_ranks, start, wait_until
+from rank_processes import WAIT_SECONDS, Processes, launched_ranks, wait_until
 from training_settings import flags, tiny
 
 pytestmark = pytest.mark.slow
@@ -56,9 +56,10 @@ def assert_as_one(run: Path, single: Path, update: int) -> None:
 def test_two_launched_ranks_train_as_one_process_and_one_goes_on(tmp_path: Path) -> None:
     """The same y and z; rank 0 alone prints and writes; a single process goes on with the run as with its own."""
     run, single = tmp_path / "run", tmp_path / "single"
-    launcher = launch(["pretrain", *flags(run, **SETTINGS)])
-    pretrain(tiny(single, **SETTINGS))
-    said, errors = launcher.communicate(timeout=60)
+    with Processes() as processes:
+        launcher = processes.launch(["pretrain", *flags(run, **SETTINGS)])
+        pretrain(tiny(single, **SETTINGS))
+        said, errors = launcher.communicate(timeout=WAIT_SECONDS)
     assert launcher.returncode == 0, errors
     assert said.count("2 ranks, each with 2 sequences") == said.count("read back by mlx_lm") == 1
     assert "Traceback" not in said + errors
@@ -78,10 +79,11 @@ def test_two_ranks_go_on_with_a_single_run_and_a_signal_to_one_stops_both(tmp_pa
     for folder in (run, single):
         pretrain(tiny(folder, **SETTINGS))
     words = ["pretrain", "--resume", "--out", str(run), "--updates", "1000000", "--save-every", "1"]
-    ranks = start(words, tmp_path)
-    wait_until(lambda: (run / "checkpoints" / "00000022").exists() or len(checkpoints(run / "checkpoints")) > 2, ranks)
-    ranks[1].send_signal(signal.SIGTERM)
-    said = [rank.communicate(timeout=60) for rank in ranks]
+    with Processes() as processes:
+        ranks = processes.start(words, tmp_path)
+        wait_until(lambda: int(checkpoints(run / "checkpoints")[-1].name) > SETTINGS["updates"], ranks)
+        ranks[1].send_signal(signal.SIGTERM)
+        said = [rank.communicate(timeout=WAIT_SECONDS) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [128 + signal.SIGTERM] * 2, said
     assert said[1] == ("", "")
     update = int(checkpoints(run / "checkpoints")[-1].name)
@@ -97,12 +99,13 @@ def test_a_killed_rank_ends_the_other(launched: bool, tmp_path: Path) -> None:
     words = ["pretrain", *flags(run, **SETTINGS | {"updates": 1000000, "save_every": 5})]
     if launched and sys.platform != "linux":
         pytest.skip("the launcher's processes are found in /proc")
-    processes = [launch(words)] if launched else start(words, tmp_path)
-    wait_until(lambda: checkpoints(run / "checkpoints"), processes)
-    os.kill(launched_ranks(processes[0])[1] if launched else processes[1].pid, signal.SIGKILL)
-    killed = time.monotonic()
-    said = [process.communicate(timeout=ENDS_WITHIN) for process in processes]
-    assert time.monotonic() - killed < ENDS_WITHIN
+    with Processes() as processes:
+        started = [processes.launch(words)] if launched else processes.start(words, tmp_path)
+        wait_until(lambda: checkpoints(run / "checkpoints"), started)
+        os.kill(launched_ranks(started[0])[1] if launched else started[1].pid, signal.SIGKILL)
+        killed = time.monotonic()
+        said = [process.communicate(timeout=ENDS_WITHIN) for process in started]
+        assert time.monotonic() - killed < ENDS_WITHIN
     last = checkpoints(run / "checkpoints")[-1]
     verify(last)
     assert "mufree: rank 0 ends: rank 1 is gone (its connection was closed), after update " in said[0][1]
@@ -110,4 +113,4 @@ def test_a_killed_rank_ends_the_other(launched: bool, tmp_path: Path) -> None:
     if launched:
         assert f"rank 0 exited with code {LOST_STATUS}" in said[0][1]
     else:
-        assert processes[0].returncode == LOST_STATUS
+        assert started[0].returncode == LOST_STATUS
