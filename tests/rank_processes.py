@@ -90,12 +90,14 @@ class Processes:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
-    def start(self, arguments: Sequence[str], folder: Path, ranks: int = 2) -> list[subprocess.Popen[str]]:
-        """``mufree`` started by hand once for each rank."""
-        port, hosts = free_ports(ranks), folder / "hosts.json"
-        hosts.write_text(json.dumps([[f"127.0.0.1:{port + rank}"] for rank in range(ranks)]))
-        command = [sys.executable, "-m", "mufree", *arguments]
-        return [self._run(command, {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)}) for rank in range(ranks)]
+    def start(self, *arguments: Sequence[str], folder: Path) -> list[subprocess.Popen[str]]:
+        """``mufree`` started by hand once for each rank, with its arguments."""
+        port, hosts = free_ports(len(arguments)), folder / "hosts.json"
+        hosts.write_text(json.dumps([[f"127.0.0.1:{port + rank}"] for rank in range(len(arguments))]))
+        return [
+            self._run([sys.executable, "-m", "mufree", *words], {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)})
+            for rank, words in enumerate(arguments)
+        ]
 
     def launch(self, arguments: Sequence[str], ranks: int = 2) -> subprocess.Popen[str]:
         """``mlx.launch -n RANKS -- mufree ARGUMENTS``."""

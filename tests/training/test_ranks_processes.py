@@ -74,18 +74,22 @@ def test_two_launched_ranks_train_as_one_process_and_one_goes_on(tmp_path: Path)
 
 
 def test_two_ranks_go_on_with_a_single_run_and_a_signal_to_one_stops_both(tmp_path: Path) -> None:
-    """Both stop after the same update, rank 0 saves, and what they made is what one process makes."""
-    run, single = tmp_path / "run", tmp_path / "single"
+    """Both stop after the same update, and what they made is what one process makes.
+
+    Rank 1, as on a machine of its own, has no folder of the run, and makes none.
+    """
+    run, single, elsewhere = (tmp_path / name for name in ("run", "single", "elsewhere"))
     for folder in (run, single):
         pretrain(tiny(folder, **SETTINGS))
-    words = ["pretrain", "--resume", "--out", str(run), "--updates", "1000000", "--save-every", "1"]
+    words = ["pretrain", "--resume", "--updates", "1000000", "--save-every", "1", "--out"]
     with Processes() as processes:
-        ranks = processes.start(words, tmp_path)
+        ranks = processes.start([*words, str(run)], [*words, str(elsewhere)], folder=tmp_path)
         wait_until(lambda: int(checkpoints(run / "checkpoints")[-1].name) > SETTINGS["updates"], ranks)
         ranks[1].send_signal(signal.SIGTERM)
         said = [rank.communicate(timeout=WAIT_SECONDS) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [128 + signal.SIGTERM] * 2, said
     assert said[1] == ("", "")
+    assert not elsewhere.exists()
     update = int(checkpoints(run / "checkpoints")[-1].name)
     assert f"stopped after update {update}; everything is saved" in said[0][0]
     pretrain(tiny(single, **SETTINGS | {"updates": update}), resume=True)
@@ -100,16 +104,20 @@ def test_a_killed_rank_ends_the_other(launched: bool, tmp_path: Path) -> None:
     if launched and sys.platform != "linux":
         pytest.skip("the launcher's processes are found in /proc")
     with Processes() as processes:
-        started = [processes.launch(words)] if launched else processes.start(words, tmp_path)
+        started = [processes.launch(words)] if launched else processes.start(words, words, folder=tmp_path)
         wait_until(lambda: checkpoints(run / "checkpoints"), started)
         os.kill(launched_ranks(started[0])[1] if launched else started[1].pid, signal.SIGKILL)
         killed = time.monotonic()
         said = [process.communicate(timeout=ENDS_WITHIN) for process in started]
         assert time.monotonic() - killed < ENDS_WITHIN
-    last = checkpoints(run / "checkpoints")[-1]
-    verify(last)
+    kept = checkpoints(run / "checkpoints")
+    verify(kept[-1])
     assert "mufree: rank 0 ends: rank 1 is gone (its connection was closed), after update " in said[0][1]
-    assert f"the last checkpoint is {last}. Go on with: mufree pretrain --resume --out {run}" in said[0][1]
+    # The one before is named if the end came between the last one's renaming and the news of it.
+    named = [path for path in kept[-2:] if f"the last checkpoint is {path}. Go on with: " in said[0][1]]
+    assert len(named) == 1
+    verify(named[0])
+    assert f"mufree pretrain --resume --out {run}\n" in said[0][1]
     if launched:
         assert f"rank 0 exited with code {LOST_STATUS}" in said[0][1]
     else:
