@@ -1,7 +1,7 @@
 """The command line: one module a command, each with ``HELP``, ``add_arguments`` and ``run``.
 
-Exit status: 0 done, 1 a check did not pass, 2 refused (the reasons on stderr), 130 stopped by Ctrl-C after saving, as
-shells have it for every signal: 128 + its number.
+Exit status: 0 done, 1 a check did not pass, 2 refused (the reasons on stderr), 3 another rank was lost, 130 stopped by
+Ctrl-C after saving, as shells have it for every signal: 128 + its number.
 """
 
 from __future__ import annotations

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import refuse
+from ..errors import NonFiniteLoss, Refused, refuse
 from ..recipe import Recipe
 from ..training.config import DEFAULT_UPDATES, PretrainConfig, check_names, from_mapping
+from .blas import prepare_machine
 from .options import add_options, given_options, read_yaml
 
 if TYPE_CHECKING:
     from ..training.folder import RunFolder
     from ..training.prepare import Prepared
     from ..training.pretrain import Run
+    from ..training.ranks import Ranks
     from ..training.report import ConsoleReporter
 
 HELP = "train a width-scaled language model from scratch, schedule-free, with its learning rate tuned at a base width"
@@ -48,48 +51,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, and show the plan before and a sample after."""
-    settings = {
-        **(read_yaml(options.config, PretrainConfig) if options.config else {}),
-        **given_options(options, PretrainConfig),
-    }
-    source = str(options.config or "options")
-    check_names(settings, source)
-    settings = with_recipe(settings, options.recipe_file, options.despite)
-    if not options.resume:
-        config = from_mapping(settings, source)
-    from .blas import prepare_machine
+    """Train, and show the plan before and a sample after; one of several ranks but the first does so silently."""
+    from ..training.joining import joined, launched
 
-    told = prepare_machine()
+    # The BLAS must be there before MLX, by which ranks join; a single process refuses its settings before either.
+    told = prepare_machine() if launched() else None
+    with joined(lambda text: print(text, file=sys.stderr)) as ranks:
+        try:
+            return _run(options, ranks, told)
+        except (Refused, NonFiniteLoss) as error:
+            if ranks.is_first or (isinstance(error, Refused) and not ranks.agreed):
+                raise
+            return 2 if isinstance(error, Refused) else 1
+
+
+def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
+    settings = ranks.together(_settings, options)
+    source = str(options.config or "options")
+    if not options.resume:
+        config = ranks.together(from_mapping, settings, source)
+    told = told or prepare_machine()
+    from ..training.agreement import LOCAL
     from ..training.folder import RunFolder
     from ..training.overview import overview
     from ..training.prepare import prepare
     from ..training.pretrain import train_prepared
     from ..training.report import ConsoleReporter, OpenConsole
 
-    report = ConsoleReporter(OpenConsole(stderr=options.json))
+    report = ConsoleReporter(OpenConsole(stderr=options.json, quiet=not ranks.is_first))
     if told:
         report.note(told)
     if options.resume:
         folder = RunFolder(Path(PretrainConfig(**{k: v for k, v in settings.items() if k == "out"}).out))
-        config = from_mapping(folder.settings(settings), str(folder.path))
+        here = {name: value for name, value in settings.items() if name in LOCAL}
+        settings = ranks.first(folder.settings, settings) | here
+        config = ranks.together(from_mapping, settings, str(folder.path))
     else:
         folder = RunFolder(Path(config.out))
         if not options.dry_run:
-            folder.check_free()
-    prepared = prepare(config)
+            ranks.first(folder.check_free)
+    prepared = ranks.together(prepare, config, ranks)
     if options.resume:
-        folder.check_same(config, prepared.identity())
+        ranks.first(lambda: folder.check_same(config, prepared.identity()))
     report.console.print(overview(prepared, folder))
     if options.dry_run:
-        return _print_json(_planned(prepared)) if options.json else 0
-    result = train_prepared(prepared, folder, resume=options.resume, report=report)
-    _conclude(report, prepared, folder, result)
-    if options.json:
-        _print_json(
-            {"folder": str(result.folder), "update": result.update, **result.losses, "export": str(result.export)}
-        )
+        return _print_json(_planned(prepared)) if options.json and ranks.is_first else 0
+    result = train_prepared(prepared, folder, resume=options.resume, report=report, ranks=ranks)
+    if ranks.is_first:
+        _conclude(report, prepared, folder, result)
+        if options.json:
+            _print_json(
+                {"folder": str(result.folder), "update": result.update, **result.losses, "export": str(result.export)}
+            )
     return 0 if result.signal is None else 128 + result.signal
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    settings = {
+        **(read_yaml(options.config, PretrainConfig) if options.config else {}),
+        **given_options(options, PretrainConfig),
+    }
+    check_names(settings, str(options.config or "options"))
+    return with_recipe(settings, options.recipe_file, options.despite)
 
 
 def with_recipe(settings: dict[str, Any], file: Path | None, despite: Sequence[str]) -> dict[str, Any]:

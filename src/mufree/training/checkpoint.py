@@ -96,14 +96,17 @@ def load_checkpoint(folder: str | Path, model: Any, optimizer: Any) -> dict[str,
     _compare(reasons, "optimizer.safetensors", dict(tree_flatten(optimizer.state)), arrays["optimizer"])
     reasons.refuse_if_any(CheckpointError)
     mx.eval(arrays)
-    _load_state(optimizer, arrays["optimizer"])
+    load_state(optimizer, arrays["optimizer"])
     model.update(tree_unflatten(list(arrays[held].items())))
     set_random_key(arrays["random"]["key"])
     return read_facts(folder)
 
 
-def _load_state(optimizer: Any, arrays: Mapping[str, mx.array]) -> None:
-    """Ours loads in place; MLX's own would get a new dict, and a compiled step would go on with the old one."""
+def load_state(optimizer: Any, arrays: Mapping[str, mx.array]) -> None:
+    """Put arrays by path into an optimizer's state, in place, so that a compiled step goes on from them.
+
+    Ours loads in place; MLX's own would get a new dict, and a compiled step would go on with the old one.
+    """
     if hasattr(optimizer, "average"):
         optimizer.state = tree_unflatten(list(arrays.items()))
         return

@@ -11,6 +11,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import NonFiniteLoss
+from .agreement import check_whole
+from .ranks import ALONE, Ranks
 from .step import Loss, TrainStep, next_token_loss
 
 
@@ -40,6 +42,11 @@ class Trainer:
         batch: Micro-batch by number, counted from 0: token ids, or an array or tuple of arrays that ``loss`` takes.
         accumulation: Micro-batches an update.
         loss: Mean loss of a micro-batch.
+        ranks: The processes that train together. Each gives the same whole batches and takes its own rows of them, so
+            that their updates are those of one process; layers that draw at random draw the same on each rank's rows.
+
+    Raises:
+        Refused: For a model of which this rank holds a part only.
     """
 
     def __init__(
@@ -50,7 +57,9 @@ class Trainer:
         *,
         accumulation: int = 1,
         loss: Loss = next_token_loss,
+        ranks: Ranks = ALONE,
     ) -> None:
+        check_whole(model)
         optimizer.init(model.trainable_parameters())
         self.model = model
         self.optimizer = optimizer
@@ -58,7 +67,8 @@ class Trainer:
         self._batch = batch
         self._accumulation = accumulation
         self._loss = loss
-        self._step = TrainStep(model, optimizer, loss)
+        self._ranks = ranks
+        self._step = TrainStep(model, optimizer, loss, ranks)
         self._evaluation = mx.compile(lambda rows: loss(model, rows), inputs=model.state)
 
     def advance(self) -> float:
@@ -72,7 +82,7 @@ class Trainer:
         numbers = range(first, first + self._accumulation)
         batches = [_arrays(self._batch(number)) for number in numbers]
         self.model.train()
-        loss = self._step(batches)
+        loss = self._step([self._ranks.part(batch) for batch in batches])
         self.position.update += 1
         self.position.micro_batches += self._accumulation
         self.position.tokens += sum(map(_tokens, batches))
@@ -97,13 +107,10 @@ class Trainer:
 
     def _mean_loss(self, batches: Sequence[Any]) -> float:
         self.model.eval()
-        total = rows = 0.0
-        for batch in batches:
-            arrays = _arrays(batch)
-            size = len(arrays[0] if isinstance(arrays, tuple) else arrays)
-            total += float(self._evaluation(arrays).item()) * size  # type: ignore[arg-type]
-            rows += size
+        losses = self._ranks.spread(lambda batch: float(self._evaluation(_arrays(batch)).item()), batches)  # type: ignore[arg-type]
         self.model.train()
+        sizes = [len(batch[0] if isinstance(batch, tuple | list) else batch) for batch in batches]
+        total, rows = sum(loss * size for loss, size in zip(losses, sizes, strict=True)), sum(sizes)
         if not math.isfinite(total):
             raise NonFiniteLoss(f"the validation loss after update {self.position.update} is {total / rows}")
         return total / rows

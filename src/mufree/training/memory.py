@@ -20,19 +20,20 @@ _LOGIT = 8
 """Bytes a logit of a micro-batch: itself and its gradient, float32."""
 
 
-def check_memory(config: PretrainConfig, model_config: Mapping[str, Any]) -> None:
+def check_memory(config: PretrainConfig, model_config: Mapping[str, Any], ranks: int = 1) -> None:
     """Refuse sizes that cannot fit, before they are built; smaller ones may still not.
 
     Args:
         config: The settings.
         model_config: The model's config.
+        ranks: Processes that share a micro-batch.
 
     Raises:
         Refused: If the weights and their state, or a micro-batch's logits, are more than the memory there is.
     """
     there = _memory()
     model = _PARAMETER * parameters(model_config)
-    logits = _LOGIT * config.batch_size * config.seq_length * model_config["vocab_size"]
+    logits = _LOGIT * config.batch_size // ranks * config.seq_length * model_config["vocab_size"]
     reasons = Reasons()
     for need, where, what, remedy in (
         (model, "width", "the weights and their optimizer state", "a smaller width or fewer layers"),

@@ -20,6 +20,7 @@ from ..recipe import Recipe
 from .config import PretrainConfig
 from .data import Corpus, TokenStream, read_corpus, token_stream
 from .memory import check_memory
+from .ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from ..mup import Scales
@@ -63,10 +64,10 @@ class Prepared:
         }
 
 
-def prepare(config: PretrainConfig) -> Prepared:
+def prepare(config: PretrainConfig, ranks: Ranks = ALONE) -> Prepared:
     """Decide everything from the settings: data, model, μP, optimizer.
 
-    The global random state is set from ``config.seed``; the model is fresh and parametrized.
+    The global random state is set from ``config.seed``; the model is fresh and parametrized, the same on every rank.
 
     Raises:
         Refused: With every reason that the settings, the data and the tokenizer give.
@@ -74,7 +75,9 @@ def prepare(config: PretrainConfig) -> Prepared:
     reasons = Reasons()
     plan = reasons.attempt(plan_run, config)
     tokenizer = reasons.attempt(load_tokenizer, config.tokenizer)
-    model_config = reasons.attempt(_model_config, config, 257 if tokenizer is None else len(tokenizer))
+    reasons.attempt(ranks.check_batch, config.batch_size)
+    vocab_size = 257 if tokenizer is None else len(tokenizer)
+    model_config = reasons.attempt(_model_config, config, vocab_size, ranks.size)
     corpus = reasons.attempt(read_corpus, config.data)
     train = valid = None
     if corpus is not None and tokenizer is not None:
@@ -136,7 +139,7 @@ def _named_as_options(**names: str) -> Iterator[None]:
         raise type(refused)(replace(r, field=known.get(r.field, r.field)) for r in refused.reasons) from None
 
 
-def _model_config(config: PretrainConfig, vocab_size: int) -> dict[str, Any]:
+def _model_config(config: PretrainConfig, vocab_size: int, ranks: int) -> dict[str, Any]:
     made = new_config(
         config.model_type,
         width=config.width,
@@ -148,7 +151,7 @@ def _model_config(config: PretrainConfig, vocab_size: int) -> dict[str, Any]:
     )
     with _named_as_options(width="base_width"):
         at_width(made, config.base_width)
-    check_memory(config, made)
+    check_memory(config, made, ranks)
     return made
 
 

@@ -6,21 +6,24 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import NonFiniteLoss
 from ..lm.export import check_replaceable
+from .agreement import check_agreement, share_state, state_of
 from .checkpoint import load_checkpoint, prune, save_checkpoint, saved_arithmetic
 from .config import PretrainConfig
 from .exporting import export_model
 from .folder import RunFolder
 from .interrupt import StopRequest, stop_on_signals
+from .joining import joined
 from .loop import Position, Trainer
 from .machine import arithmetic, differences
 from .prepare import Prepared, prepare
+from .ranks import ALONE, Ranks
 from .report import Metrics, Reporter, Silent
 
 
@@ -49,56 +52,70 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, report: Reporter |
     Two runs whose settings differ only in how long they go, how often they report or where they write, make the same
     updates bit for bit on the same machine, however often they were stopped or killed.
 
+    Started as several processes, by ``mlx.launch`` or by hand, each calls this with the same settings. They make the
+    updates of one process up to rounding; rank 0 alone writes and reads the folder, and any number of ranks can go on
+    with it. When one is lost the others end with status 3, saying after which update and from which checkpoint to go
+    on.
+
     Args:
         config: The settings.
         resume: Go on from the newest whole checkpoint in ``config.out``.
-        report: Hears what happens.
+        report: Hears what happens, at rank 0.
 
     Returns:
-        Where it ended.
+        Where it ended; the export is None but at rank 0.
 
     Raises:
         Refused: For settings, data or a folder that do not work, before anything is written.
         CheckpointError: If the run to go on with is another one, or none of its checkpoints is whole.
         NonFiniteLoss: If the loss blows up; the last checkpoint is kept and named.
     """
-    folder = RunFolder(Path(config.out))
-    if not resume:
-        folder.check_free()
-    return train_prepared(prepare(config), folder, resume=resume, report=report or Silent())
-
-
-def train_prepared(prepared: Prepared, folder: RunFolder, *, resume: bool, report: Reporter) -> Run:
-    """:func:`pretrain` from what :func:`~mufree.training.prepare.prepare` decided."""
-    identity = prepared.identity()
-    if resume:
-        folder.check_same(prepared.config, identity)
-    folder.check_parts()
-    check_replaceable(folder.export)
-    with folder.claimed():
+    folder, report = RunFolder(Path(config.out)), report or Silent()
+    with joined(report.note) as ranks:
         if not resume:
-            folder.check_free()
-        session = _Session(prepared, folder, report)
+            ranks.first(folder.check_free)
+        prepared = ranks.together(prepare, config, ranks)
+        return train_prepared(prepared, folder, resume=resume, report=report, ranks=ranks)
+
+
+def train_prepared(
+    prepared: Prepared, folder: RunFolder, *, resume: bool, report: Reporter, ranks: Ranks = ALONE
+) -> Run:
+    """:func:`pretrain` from what :func:`~mufree.training.prepare.prepare` decided."""
+    with ExitStack() as claim:
+        ranks.first(_open, prepared, folder, resume, claim)
+        session = _Session(prepared, folder, report if ranks.is_first else Silent(), ranks)
         if resume:
             session.restore()
-        folder.describe(prepared.config, identity, prepared.plan.as_metadata())
-        session.metrics = Metrics(folder.metrics, session.trainer.position.update)
+        session.meet()
         try:
             with stop_on_signals() as stop:
                 session.train(stop)
             return session.run
         finally:
-            session.metrics.close()
+            if session.metrics is not None:
+                session.metrics.close()
+
+
+def _open(prepared: Prepared, folder: RunFolder, resume: bool, claim: ExitStack) -> None:
+    """Check the folder, and be the only process that writes to it until ``claim`` is closed."""
+    if resume:
+        folder.check_same(prepared.config, prepared.identity())
+    folder.check_parts()
+    check_replaceable(folder.export)
+    claim.enter_context(folder.claimed())
+    if not resume:
+        folder.check_free()
 
 
 class _Session:
     """One process's part of a run."""
 
-    metrics: Metrics
+    metrics: Metrics | None = None
     stop: StopRequest
 
-    def __init__(self, prepared: Prepared, folder: RunFolder, report: Reporter) -> None:
-        config = prepared.config
+    def __init__(self, prepared: Prepared, folder: RunFolder, report: Reporter, ranks: Ranks) -> None:
+        config, self.ranks = prepared.config, ranks
         self.config, self.prepared, self.folder, self.report = config, prepared, folder, report
         self.run = Run(folder.path)
         self.trainer = Trainer(
@@ -106,12 +123,22 @@ class _Session:
             prepared.optimizer,
             lambda number: prepared.train.shuffled(number, config.batch_size, config.seed),
             accumulation=config.accumulation,
+            ranks=ranks,
         )
         self.validation = prepared.valid.evenly(config.eval_batches, config.batch_size)
         self.saved: Path | None = None
         self.validated = -1
 
     def restore(self) -> None:
+        """Go on from the newest whole checkpoint, which rank 0 reads and the others get from it."""
+        self.ranks.first(self._restore)
+        facts = self.ranks.first(lambda: self._facts() | {"saved": self.saved and str(self.saved)})
+        if not self.ranks.is_first:
+            self._take(facts)
+            self.saved = Path(facts["saved"]) if facts["saved"] else None
+        share_state(self.ranks, self.prepared.model, self.prepared.optimizer)
+
+    def _restore(self) -> None:
         path, damaged = self.folder.latest()
         for text in damaged:
             self.report.note(text)
@@ -119,9 +146,7 @@ class _Session:
             self.report.note("the run has no checkpoint yet; it starts again from its beginning")
             return
         facts = load_checkpoint(path, self.prepared.model, self.prepared.optimizer)
-        self.trainer.position = Position(**facts["position"])
-        self.run.losses = dict(facts["losses"])
-        self.validated = facts.get("validated", -1)
+        self._take(facts)
         self.saved = path
         for text in differences(saved_arithmetic(path), arithmetic()):
             self.report.note(f"not bit for bit as one uninterrupted run: {text}")
@@ -131,6 +156,33 @@ class _Session:
             self.report.note(
                 f"the run has made {made} updates already; for more give --updates, --tokens or --max-time"
             )
+
+    def _take(self, facts: Mapping[str, Any]) -> None:
+        self.trainer.position = Position(**facts["position"])
+        self.run.losses = dict(facts["losses"])
+        self.validated = facts.get("validated", -1)
+
+    def meet(self) -> None:
+        """Check that all ranks start alike; then rank 0 starts the run's files."""
+        prepared, ranks = self.prepared, self.ranks
+        check_agreement(ranks, self.config, prepared.identity(), state_of(prepared.model, prepared.optimizer))
+        if ranks.lifeline is not None:
+            ranks.lifeline.whereabouts = self._whereabouts
+            ranks.lifeline.saved = str(self.saved) if self.saved else None
+        if ranks.is_first:
+            self.folder.describe(self.config, prepared.identity(), prepared.plan.as_metadata())
+            self.metrics = Metrics(self.folder.metrics, self.trainer.position.update)
+        if ranks.size > 1:
+            rows = self.config.batch_size // ranks.size
+            self.report.note(f"{ranks.size} ranks, each with {rows} sequences of every micro-batch")
+
+    def _whereabouts(self) -> str:
+        """What to know when another rank is lost; said by the thread that then ends the process."""
+        self.report.stop()
+        saved = self.ranks.lifeline and self.ranks.lifeline.saved
+        going_on = f"mufree pretrain --resume --out {shlex.quote(str(self.folder.path))}"
+        kept = f"the last checkpoint is {saved}. Go on with: {going_on}" if saved else "there is no checkpoint yet"
+        return f"after update {self.trainer.position.update}; {kept}"
 
     def train(self, stop: StopRequest) -> None:
         """Train to the limit, or until somebody asks to stop, or the loss blows up."""
@@ -142,9 +194,9 @@ class _Session:
         try:
             if position.update == 0:
                 self.validate("x")
-            while not stop and not self._reached(limit) and not (deadline and time.monotonic() >= deadline):
+            while not self._ending(deadline) and not self._reached(limit):
                 self._advance(started, before)
-            self.finish(stop)
+            self.finish()
         finally:
             self._tell(self.report.stop)
 
@@ -155,6 +207,14 @@ class _Session:
         except OSError:
             self.report = Silent()
             self.stop.signal = self.stop.signal or signal.SIGPIPE
+
+    def _ending(self, deadline: float | None = None) -> bool:
+        """Whether a signal came at any rank, or the time is over by rank 0's clock; the same at every rank."""
+        late = self.ranks.is_first and deadline is not None and time.monotonic() >= deadline
+        number, over = self.ranks.highest(self.stop.signal or 0, int(late))
+        if number:
+            self.stop.signal = number
+        return bool(number or over)
 
     def _reached(self, limit: int | None) -> bool:
         return limit is not None and self.trainer.position.update >= limit
@@ -198,7 +258,8 @@ class _Session:
         }
 
     def _record(self, line: Mapping[str, Any]) -> None:
-        self.metrics.write(line)
+        if self.metrics is not None:
+            self.metrics.write(line)
         self._tell(self.report.record, line)
 
     def validate(self, *points: str) -> None:
@@ -216,12 +277,15 @@ class _Session:
         with self._blowing_up():
             self.trainer.check_finite()
         path = self.folder.checkpoint(self.trainer.position.update)
-        try:
-            save_checkpoint(path, self.prepared.model, self.prepared.optimizer, self._facts())
-        except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}; {self._kept()}", error.filename) from error
+        if self.ranks.is_first:
+            try:
+                save_checkpoint(path, self.prepared.model, self.prepared.optimizer, self._facts())
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror}; {self._kept()}", error.filename) from error
+            if self.ranks.lifeline is not None:
+                self.ranks.lifeline.tell_saved(str(path))
+            prune(path, self.config.keep)
         self.saved = path
-        prune(path, self.config.keep)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -232,11 +296,12 @@ class _Session:
             "plan": self.prepared.plan.as_metadata(),
         }
 
-    def finish(self, stop: StopRequest) -> None:
+    def finish(self) -> None:
         """Save, compare ``x`` with ``y`` unless somebody is waiting, and export ``x``."""
         position, losses = self.trainer.position, self.run.losses
-        self.run.update, self.run.signal = position.update, stop.signal
-        if stop:
+        stopped = self._ending()
+        self.run.update, self.run.signal = position.update, self.stop.signal
+        if stopped:
             self._tell(
                 self.report.note,
                 f"stopping after update {position.update}: saving, exporting; a second time ends at once",
@@ -252,7 +317,8 @@ class _Session:
                 f"y is better than the average x by {gap:.4f} nats: these are too few updates for the average. "
                 f"Train on, or export y: mufree export {shlex.quote(str(self.folder.path))} --weights y",
             )
-        self.run.export = self.export()
+        if self.ranks.is_first:
+            self.run.export = self.export()
 
     def export(self) -> Path:
         """Export the average, so that it can be used at any moment."""

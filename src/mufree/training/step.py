@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from ..random_state import random_key, set_random_key
+from .ranks import ALONE, Ranks
 
 Loss = Callable[[Any, mx.array], mx.array]
 
@@ -38,9 +39,11 @@ class TrainStep:
         model: The model, holding ``y`` (or ``x`` with an optimizer of that form and a loss wrapped by ``at_y``).
         optimizer: Any MLX optimizer, its state started for the model.
         loss: Mean loss of one micro-batch, ``loss(model, batch)``.
+        ranks: The processes that train together, each on its own rows of every micro-batch.
     """
 
-    def __init__(self, model: Any, optimizer: Any, loss: Loss = next_token_loss) -> None:
+    def __init__(self, model: Any, optimizer: Any, loss: Loss = next_token_loss, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._containers = (model, optimizer.state)
         self._state = [model.state, optimizer.state, mx.random.state]
         value_and_grad = nn.value_and_grad(model, loss)
@@ -52,6 +55,7 @@ class TrainStep:
             if update:
                 if share != 1:
                     gradients = tree_map(lambda g: g * share, gradients)
+                gradients = ranks.mean_tree(gradients)
                 optimizer.update(model, gradients)
                 gradients = None
             return value, gradients
@@ -59,7 +63,7 @@ class TrainStep:
         self._compiled = mx.compile(step, inputs=self._state, outputs=self._state)
 
     def __call__(self, batches: Iterable[mx.array]) -> float:
-        """Make one update from micro-batches of equal size; their mean loss."""
+        """Make one update from micro-batches of equal size; their mean loss, over all ranks."""
         batches = list(batches)
         losses, gradients = [], None
         for number, batch in enumerate(batches, 1):
@@ -67,7 +71,7 @@ class TrainStep:
                 value, gradients = self._compiled(batch, gradients, 1 / len(batches), number == len(batches))
             losses.append(value)
             mx.eval(value, gradients if gradients is not None else self._state)
-        return float(sum(value.item() for value in losses) / len(losses))  # type: ignore[arg-type]
+        return self._ranks.mean(float(sum(value.item() for value in losses) / len(losses)))  # type: ignore[arg-type]
 
 
 @contextmanager
