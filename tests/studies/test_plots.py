@@ -82,7 +82,7 @@ def test_mup_is_filled_and_solid_and_sp_hollow_and_dashed(monkeypatch: pytest.Mo
     monkeypatch.setattr(Figure, "savefig", lambda figure, _path, **_options: drawn.append(figure))
     transfer().plot(tmp_path / "p.png")
     left, right = drawn[0].axes
-    mup, sp = ([c.lines[0] for c in panel.containers] for panel in (left, right))
+    sp, mup = ([c.lines[0] for c in panel.containers] for panel in (left, right))
     assert {line.get_linestyle() for line in mup} == {"-"}
     assert {line.get_linestyle() for line in sp} == {"--"}
     assert {line.get_markerfacecolor() for line in sp} == {"white"}

@@ -30,8 +30,7 @@ QUICK: Mapping[str, Any] = {
     "widths": [64, 128, 256],
     "rates": [2.0**power for power in range(-9, -3)],
     "seeds": 1,
-    "updates": 60,
-    "warmup": 10,
+    "updates": 160,
     "batch_size": 8,
 }
 """For a laptop's CPU: minutes."""

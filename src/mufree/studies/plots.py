@@ -37,7 +37,7 @@ def check_plotting() -> None:
 
 def plot_transfer(transfer: Transfer, path: Path) -> Path:
     """Loss at ``x`` against the rate, one curve a width: μP left, SP right, the same axes."""
-    found = {kind: transfer.sweeps(kind) for kind in ("mup", "sp")}
+    found = {kind: transfer.sweeps(kind) for kind in ("sp", "mup")}
     kinds = [kind for kind, sweeps in found.items() if sweeps]
     figure, panels = _figure(len(kinds))
     deviations = {(e["parametrisation"], e["width"], e["rate"]): e["deviation"] for e in transfer.table()}
