@@ -16,7 +16,8 @@ from mlx.utils import tree_flatten
 from mufree import AdamWScheduleFree, CheckpointError, RAdamScheduleFree, Refused, SGDScheduleFree
 from mufree.files import recover_all
 from mufree.training import load_checkpoint, save_checkpoint
-from mufree.training.checkpoint import checkpoints, prune
+from mufree.training.checkpoint import checkpoints
+from mufree.training.keeping import prune
 
 
 def trained(width: int = 4, updates: int = 3, optimizer: Any = None) -> tuple[nn.Module, Any]:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a setting that is meant to differ from the recipe's; may be given again",
+        help="a setting that is meant to differ from the recipe's, or from the saved run's; may be given again",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
     parser.add_argument("--json", action="store_true", help="print the result (with --dry-run: the plan) as JSON")
@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
     }
     source = str(options.config or "options")
     check_names(settings, source)
-    settings = with_recipe(settings, options.recipe_file, options.despite)
+    despite = tuple(name.replace("-", "_") for name in options.despite)
+    settings = with_recipe(settings, options.recipe_file, despite, resume=options.resume)
     if not options.resume:
         config = from_mapping(settings, source)
     from .blas import prepare_machine
@@ -77,13 +78,13 @@ def run(options: argparse.Namespace) -> int:
         folder = RunFolder(Path(config.out))
         if not options.dry_run:
             folder.check_free()
-    prepared = prepare(config)
+    prepared = prepare(config, fresh=folder.is_fresh(options.resume))
     if options.resume:
-        folder.check_same(config, prepared.identity())
+        folder.check_same(config, prepared.identity(), despite)
     report.console.print(overview(prepared, folder))
     if options.dry_run:
         return _print_json(_planned(prepared)) if options.json else 0
-    result = train_prepared(prepared, folder, resume=options.resume, report=report)
+    result = train_prepared(prepared, folder, resume=options.resume, despite=despite, report=report)
     _conclude(report, prepared, folder, result)
     if options.json:
         _print_json(
@@ -92,7 +93,9 @@ def run(options: argparse.Namespace) -> int:
     return 0 if result.signal is None else 128 + result.signal
 
 
-def with_recipe(settings: dict[str, Any], file: Path | None, despite: Sequence[str]) -> dict[str, Any]:
+def with_recipe(
+    settings: dict[str, Any], file: Path | None, despite: Sequence[str], *, resume: bool = False
+) -> dict[str, Any]:
     """The settings with a recipe's under them; the recipe may be named in a YAML file too.
 
     Raises:
@@ -102,11 +105,12 @@ def with_recipe(settings: dict[str, Any], file: Path | None, despite: Sequence[s
     if file is None and isinstance(named, str):
         file = Path(named)
     if file is None:
-        if despite:
-            refuse("missing", "despite", "says what may differ from a recipe, and none is given; give --recipe FILE")
+        if despite and not resume:
+            message = "says what may differ from a recipe or a saved run; give --recipe FILE, or --resume"
+            refuse("missing", "despite", message)
         return settings
     rest = {name: value for name, value in settings.items() if name != "recipe"}
-    return Recipe.load(file).settings_with(rest, tuple(name.replace("-", "_") for name in despite))
+    return Recipe.load(file).settings_with(rest, despite)
 
 
 def _conclude(report: ConsoleReporter, prepared: Prepared, folder: RunFolder, result: Run) -> None:

@@ -8,7 +8,6 @@ and renamed: a run killed at any moment leaves the old one or the new one.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ..files import failing_as_os_error, read_json, whole_folder, write_json
 from ..random_state import random_key, set_random_key
 from ..schedule_free.modes import members_of
 from .machine import arithmetic
+from .manifest import plain_name
 
 FORMAT = 1
 _ARRAYS = ("y", "x", "optimizer", "random")
@@ -144,7 +144,9 @@ def verify(folder: Path) -> None:
     reasons = Reasons()
     for name in sorted({*files, *(f"{name}.safetensors" for name in _ARRAYS), _FACTS}):
         path = folder / name
-        if Path(name).name != name or name not in files:
+        if reasons.attempt(plain_name, folder, name) is None:
+            continue
+        if name not in files:
             reasons.add("damaged", str(path), "is not a file that a checkpoint has")
         elif not path.is_file():
             reasons.add("damaged", str(path), "is missing; use another checkpoint")
@@ -158,17 +160,6 @@ def checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.iterdir() if p.name.isdecimal() and p.is_dir()), key=lambda p: int(p.name))
-
-
-def prune(newest: Path, keep: int) -> None:
-    """Remove all checkpoints beside ``newest`` but the last ``keep`` up to it.
-
-    Later ones were passed over for damage when the run went on from before them.
-    """
-    found = checkpoints(newest.parent)
-    place = found.index(newest) + 1
-    for path in [*found[: max(0, place - keep)], *found[place:]]:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _compare(reasons: Reasons, where: str, here: Mapping[str, mx.array], saved: Mapping[str, mx.array]) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import NonFiniteLoss
+from ..schedule_free.averaging import RESERVED
 from .step import Loss, TrainStep, next_token_loss
+
+_TINY = 1e-30
+"""Keeps the ratio of a model of zeros at 0."""
 
 
 @dataclass(slots=True)
@@ -22,12 +26,14 @@ class Position:
         update: Updates made.
         micro_batches: Micro-batches used, which is the number of the next one.
         tokens: Tokens learned from.
+        offset: Tokens of the data gone through: more than ``tokens`` where sequences are padded.
         seconds: Time spent in training, over all its parts.
     """
 
     update: int = 0
     micro_batches: int = 0
     tokens: int = 0
+    offset: int = 0
     seconds: float = 0.0
 
 
@@ -40,6 +46,9 @@ class Trainer:
         batch: Micro-batch by number, counted from 0: token ids, or an array or tuple of arrays that ``loss`` takes.
         accumulation: Micro-batches an update.
         loss: Mean loss of a micro-batch.
+        accumulation_weight: What a micro-batch counts by: every one alike (``"batch"``), or by its tokens
+            (``"tokens"``), which makes the update that of one large batch where they differ.
+        count: Tokens that a micro-batch is learned from; None for those of its shape.
     """
 
     def __init__(
@@ -50,6 +59,8 @@ class Trainer:
         *,
         accumulation: int = 1,
         loss: Loss = next_token_loss,
+        accumulation_weight: Literal["batch", "tokens"] = "batch",
+        count: Callable[[Any], int] | None = None,
     ) -> None:
         optimizer.init(model.trainable_parameters())
         self.model = model
@@ -57,7 +68,8 @@ class Trainer:
         self.position = Position()
         self._batch = batch
         self._accumulation = accumulation
-        self._loss = loss
+        self._weighted = accumulation_weight == "tokens"
+        self._count = count
         self._step = TrainStep(model, optimizer, loss)
         self._evaluation = mx.compile(lambda rows: loss(model, rows), inputs=model.state)
 
@@ -65,20 +77,40 @@ class Trainer:
         """Make the next update and return its mean loss.
 
         Raises:
-            NonFiniteLoss: If the loss is infinite or not a number. The update has been made by then; go back to the
-                last checkpoint.
+            NonFiniteLoss: If the loss or the gradient is infinite or not a number. The update has been made by then;
+                go back to the last checkpoint.
         """
         first = self.position.micro_batches
         numbers = range(first, first + self._accumulation)
         batches = [_arrays(self._batch(number)) for number in numbers]
         self.model.train()
-        loss = self._step(batches)
+        counts = list(map(self._count or _tokens, batches))
+        loss = self._step(batches, [n / sum(counts) for n in counts] if self._weighted else None)
         self.position.update += 1
         self.position.micro_batches += self._accumulation
-        self.position.tokens += sum(map(_tokens, batches))
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss of update {self.position.update} is {loss}")
+        self.position.tokens += sum(counts)
+        self.position.offset += sum(map(_size, batches))
+        for name, value in (("loss", loss), ("gradient's norm", self._step.gradient_norm)):
+            if not math.isfinite(value):
+                raise NonFiniteLoss(f"the {name} of update {self.position.update} is {value}")
         return loss
+
+    def measures(self) -> dict[str, float]:
+        """What the last update was like; weights and state are only looked at.
+
+        Returns:
+            ``gradient_norm`` (before clipping), and for a schedule-free optimizer ``c`` (the averaging weight) and
+            ``x_to_y``, ‖x − y‖ / ‖x‖ over all trained parameters.
+        """
+        found = {"gradient_norm": self._step.gradient_norm}
+        if hasattr(self.optimizer, "average") and RESERVED in self.optimizer.state:
+            y = self.model.trainable_parameters()
+            x = dict(tree_flatten(self.optimizer.average(y)))
+            apart = mx.stack([_squares(x[path] - array) for path, array in tree_flatten(y)]).sum()
+            size = mx.stack([_squares(array) for array in x.values()]).sum()
+            found["c"] = self.optimizer.state[RESERVED]["c"].item()
+            found["x_to_y"] = float(mx.sqrt(apart / mx.maximum(size, _TINY)).item())  # type: ignore[arg-type]
+        return found
 
     def evaluate(self, batches: Sequence[Any], *, at: str = "x") -> float:
         """Mean loss over batches, at ``x`` or at ``y``; weights, state and mode are as before afterwards.
@@ -100,7 +132,7 @@ class Trainer:
         total = rows = 0.0
         for batch in batches:
             arrays = _arrays(batch)
-            size = len(arrays[0] if isinstance(arrays, tuple) else arrays)
+            size = self._count(arrays) if self._count else len(arrays[0] if isinstance(arrays, tuple) else arrays)
             total += float(self._evaluation(arrays).item()) * size  # type: ignore[arg-type]
             rows += size
         self.model.train()
@@ -123,6 +155,15 @@ class Trainer:
 def _arrays(batch: Any) -> Any:
     """A batch as MLX arrays: one array, or a tuple of them."""
     return tuple(map(mx.array, batch)) if isinstance(batch, tuple | list) else mx.array(batch)
+
+
+def _squares(array: mx.array) -> mx.array:
+    return mx.square(array.astype(mx.float32)).sum()
+
+
+def _size(batch: Any) -> int:
+    """Tokens of the data that a batch is, padding among them."""
+    return _tokens(batch[0]) if isinstance(batch, tuple) else _tokens(batch)
 
 
 def _tokens(batch: Any) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Any
 
 from ..errors import NonFiniteLoss
 from ..lm.export import check_replaceable
-from .checkpoint import load_checkpoint, prune, save_checkpoint, saved_arithmetic
+from .checkpoint import checkpoints, load_checkpoint, save_checkpoint, saved_arithmetic
 from .config import PretrainConfig
 from .exporting import export_model
 from .folder import RunFolder
 from .interrupt import StopRequest, stop_on_signals
+from .keeping import best, prune, validated_loss
 from .loop import Position, Trainer
 from .machine import arithmetic, differences
+from .packing import packed_loss, targets_of
 from .prepare import Prepared, prepare
 from .report import Metrics, Reporter, Silent
+from .step import next_token_loss
 
 
 @dataclass(slots=True)
@@ -43,7 +47,9 @@ class Run:
     signal: int | None = None
 
 
-def pretrain(config: PretrainConfig, *, resume: bool = False, report: Reporter | None = None) -> Run:
+def pretrain(
+    config: PretrainConfig, *, resume: bool = False, despite: Collection[str] = (), report: Reporter | None = None
+) -> Run:
     """Train a language model from scratch, or go on with the run in ``config.out``.
 
     Two runs whose settings differ only in how long they go, how often they report or where they write, make the same
@@ -52,6 +58,7 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, report: Reporter |
     Args:
         config: The settings.
         resume: Go on from the newest whole checkpoint in ``config.out``.
+        despite: Names of settings that are meant to contradict the saved run's, when it goes on.
         report: Hears what happens.
 
     Returns:
@@ -65,23 +72,27 @@ def pretrain(config: PretrainConfig, *, resume: bool = False, report: Reporter |
     folder = RunFolder(Path(config.out))
     if not resume:
         folder.check_free()
-    return train_prepared(prepare(config), folder, resume=resume, report=report or Silent())
+    prepared = prepare(config, fresh=folder.is_fresh(resume))
+    return train_prepared(prepared, folder, resume=resume, despite=despite, report=report or Silent())
 
 
-def train_prepared(prepared: Prepared, folder: RunFolder, *, resume: bool, report: Reporter) -> Run:
+def train_prepared(
+    prepared: Prepared, folder: RunFolder, *, resume: bool, report: Reporter, despite: Collection[str] = ()
+) -> Run:
     """:func:`pretrain` from what :func:`~mufree.training.prepare.prepare` decided."""
     identity = prepared.identity()
-    if resume:
-        folder.check_same(prepared.config, identity)
+    notes = folder.check_same(prepared.config, identity, despite) if resume else ()
     folder.check_parts()
     check_replaceable(folder.export)
     with folder.claimed():
         if not resume:
             folder.check_free()
         session = _Session(prepared, folder, report)
+        for text in (*notes, *prepared.notes):
+            report.note(text)
         if resume:
             session.restore()
-        folder.describe(prepared.config, identity, prepared.plan.as_metadata())
+        session.name = folder.describe(prepared.config, identity, prepared.plan.as_metadata())
         session.metrics = Metrics(folder.metrics, session.trainer.position.update)
         try:
             with stop_on_signals() as stop:
@@ -95,21 +106,34 @@ class _Session:
     """One process's part of a run."""
 
     metrics: Metrics
+    name: str
     stop: StopRequest
 
     def __init__(self, prepared: Prepared, folder: RunFolder, report: Reporter) -> None:
         config = prepared.config
         self.config, self.prepared, self.folder, self.report = config, prepared, folder, report
         self.run = Run(folder.path)
+        packed = config.packing == "documents"
         self.trainer = Trainer(
             prepared.model,
             prepared.optimizer,
-            lambda number: prepared.train.shuffled(number, config.batch_size, config.seed),
+            self._batch,
             accumulation=config.accumulation,
+            loss=packed_loss if packed else next_token_loss,
+            accumulation_weight=config.accumulation_weight,
+            count=targets_of if packed else None,
         )
         self.validation = prepared.valid.evenly(config.eval_batches, config.batch_size)
         self.saved: Path | None = None
         self.validated = -1
+        self.best = math.inf
+
+    def _batch(self, number: int) -> Any:
+        """Micro-batch by number; where it lies follows from the offset, so that another batch size goes on there."""
+        position, config = self.trainer.position, self.config
+        ahead = (number - position.micro_batches) * config.batch_size
+        first = position.offset // config.seq_length + ahead
+        return self.prepared.train.sequences(first, config.batch_size, config.seed)
 
     def restore(self) -> None:
         path, damaged = self.folder.latest()
@@ -119,7 +143,10 @@ class _Session:
             self.report.note("the run has no checkpoint yet; it starts again from its beginning")
             return
         facts = load_checkpoint(path, self.prepared.model, self.prepared.optimizer)
-        self.trainer.position = Position(**facts["position"])
+        self.prepared.optimizer.learning_rate = self.prepared.plan.peak_lr
+        self.trainer.position = Position(**{"offset": facts["position"]["tokens"], **facts["position"]})
+        leader = best(checkpoints(self.folder.checkpoints))
+        self.best = math.inf if leader is None else validated_loss(leader) or math.inf
         self.run.losses = dict(facts["losses"])
         self.validated = facts.get("validated", -1)
         self.saved = path
@@ -168,9 +195,8 @@ class _Session:
         self.run.losses["loss"] = loss
         if position.update % config.report_every == 0 or self._reached(config.update_limit):
             self._record(self._progress(loss, time.monotonic() - clock))
-        if position.update % config.eval_every == 0:
-            self.validate("x")
-        if position.update % config.save_every == 0 and not self._reached(config.update_limit):
+        better = position.update % config.eval_every == 0 and self.validate("x")
+        if (better or position.update % config.save_every == 0) and not self._reached(config.update_limit):
             self.save()
 
     @contextmanager
@@ -195,14 +221,15 @@ class _Session:
             "tokens_per_second": self.config.tokens_an_update / seconds,
             "seconds": round(position.seconds, 3),
             "seconds_left": None if limit is None else round(seconds * (limit - position.update), 1),
+            **self.trainer.measures(),
         }
 
     def _record(self, line: Mapping[str, Any]) -> None:
         self.metrics.write(line)
         self._tell(self.report.record, line)
 
-    def validate(self, *points: str) -> None:
-        """Validation loss at ``x``, at ``y``, or both; one line of the metrics."""
+    def validate(self, *points: str) -> bool:
+        """Validation loss at ``x``, at ``y``, or both; one line of the metrics. Whether ``x`` was never better."""
         if self.validated != self.trainer.position.update:
             self.run.losses.pop("valid_loss_y", None)
         with self._blowing_up():
@@ -210,6 +237,8 @@ class _Session:
         self.run.losses.update(losses)
         self.validated = self.trainer.position.update
         self._record({"update": self.validated, "tokens": self.trainer.position.tokens, **losses})
+        before, self.best = self.best, min(self.best, losses.get("valid_loss_x", math.inf))
+        return self.best < before
 
     def save(self) -> None:
         """Write a checkpoint, and drop the ones that are too many."""
@@ -225,6 +254,7 @@ class _Session:
 
     def _facts(self) -> dict[str, Any]:
         return {
+            "run": self.name,
             "position": asdict(self.trainer.position),
             "losses": self.run.losses,
             "validated": self.validated,
