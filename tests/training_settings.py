@@ -32,3 +32,8 @@ def flags(out: Path, **changes: Any) -> list[str]:
     """The same as command-line options."""
     settings = {**TINY, "out": str(out), **changes}
     return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def killable(out: Path, updates: int) -> PretrainConfig:
+    """A run that is killed at any moment: it saves after every update, of three micro-batches, weights bfloat16."""
+    return tiny(out, updates=updates, accumulation=3, dtype="bfloat16", save_every=1, report_every=1, eval_every=7)

@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run of mufree pretrain")
     parser.add_argument("--weights", choices=("x", "y"), default="x", help="the average, or where gradients were taken")
+    parser.add_argument("--best", action="store_true", help="the checkpoint with the lowest validation loss at x")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: RUN/export, RUN/export-y")
 
 
@@ -20,5 +21,5 @@ def run(options: argparse.Namespace) -> int:
     from ..training.exporting import export_run
 
     default = options.run / ("export" if options.weights == "x" else "export-y")
-    print(export_run(options.run, options.out or default, weights=options.weights))
+    print(export_run(options.run, options.out or default, weights=options.weights, best=options.best))
     return 0

@@ -20,9 +20,9 @@ from ..files import failing_as_os_error, read_json, whole_folder, write_json
 from ..random_state import random_key, set_random_key
 from ..schedule_free.modes import members_of
 from .machine import arithmetic
-from .manifest import plain_name
+from .manifest import is_whole, plain_name, sealed
 
-FORMAT = 1
+FORMAT = 2
 _ARRAYS = ("y", "x", "optimizer", "random")
 _MANIFEST = "manifest.json"
 _FACTS = "facts.json"
@@ -66,7 +66,8 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
                 mx.save_safetensors(str(beside / f"{name}.safetensors"), dict(sorted(values.items())))
         write_json(beside / _FACTS, facts)
         files = {path.name: _checksum(path) for path in sorted(beside.iterdir())}
-        write_json(beside / _MANIFEST, {"format": FORMAT, "arithmetic": arithmetic(), "files": files})
+        manifest = {"format": FORMAT, "arithmetic": arithmetic(), "files": files}
+        write_json(beside / _MANIFEST, sealed(manifest))
     return folder
 
 
@@ -137,6 +138,8 @@ def verify(folder: Path) -> None:
         if version == FORMAT:
             files = {str(name): str(checksum) for name, checksum in dict(manifest["files"]).items()}
             dict(manifest["arithmetic"])
+            if not is_whole(manifest):
+                raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         refuse("damaged", str(folder), f"has no readable {_MANIFEST}; it is no checkpoint of mufree's", CheckpointError)
     if version != FORMAT:

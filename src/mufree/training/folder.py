@@ -15,6 +15,8 @@ from ..errors import CheckpointError, Reasons, refuse
 from ..files import nearest, read_json, recover, recover_all, write_json
 from .checkpoint import checkpoints, read_facts, verify
 from .config import DESPITE, LENGTHS, WHILE_GOING_ON, PretrainConfig, defaults
+from .keeping import best as best_of
+from .manifest import is_whole, sealed
 
 _RUN = "run.json"
 _PARTS = ("settings", "identity")
@@ -111,7 +113,7 @@ class RunFolder:
         name = str(self.saved().get("run") or "") if (self.path / _RUN).is_file() else ""
         name = name or secrets.token_hex(8)
         content = {"run": name, "settings": asdict(config), "identity": dict(identity), "plan": dict(plan)}
-        write_json(self.path / _RUN, content)
+        write_json(self.path / _RUN, sealed(content))
         return name
 
     def saved(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class RunFolder:
             saved = read_json(where)
         except (OSError, ValueError):
             saved = None
-        if not isinstance(saved, dict) or any(not isinstance(saved.get(name), dict) for name in _PARTS):
+        if not is_whole(saved) or any(not isinstance(saved.get(name), dict) for name in _PARTS):
             message = f"{where} is not what mufree writes; its run cannot go on, but its checkpoints may be whole"
             refuse("damaged", "out", message, CheckpointError)
         return saved
@@ -210,14 +212,18 @@ class RunFolder:
         """Whether a run starts from its beginning: a new one, or one that goes on without a checkpoint yet."""
         return not (resume and checkpoints(self.checkpoints))
 
-    def newest(self) -> Path:
-        """The newest whole checkpoint.
+    def newest(self, *, best: bool = False) -> Path:
+        """The newest whole checkpoint, or the one with the lowest validation loss at ``x``.
 
         Raises:
             Refused: If there is none yet.
             CheckpointError: If none is whole.
         """
         path, _ = self.latest()
+        leader = best_of(checkpoints(self.checkpoints)) if best else None
+        if leader is not None:
+            verify(leader)
+            return leader
         return path or refuse("missing", str(self.path), "has no checkpoint yet; train with a smaller --save-every")
 
     def check_parts(self) -> None:
