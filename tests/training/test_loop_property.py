@@ -40,7 +40,7 @@ from mufree.training.prepare import Prepared, prepare
 from training_settings import tiny
 
 LONG = bool(os.environ.get("MUFREE_LONG"))
-EXAMPLES, STEPS = (60, 30) if LONG else (5, 10)
+EXAMPLES, STEPS = (25, 20) if LONG else (5, 10)
 KEEP = 2
 ARRAYS = ("x", "y", "optimizer")
 

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a setting that is meant to differ from the recipe's, or from the saved run's; may be given again",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan and write nothing but a large text's tokens"
+    )
     parser.add_argument("--json", action="store_true", help="print the result (with --dry-run: the plan) as JSON")
     add_options(parser, PretrainConfig)
 

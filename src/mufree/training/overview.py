@@ -80,7 +80,7 @@ def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
     parameters = sum(array.size for _, array in tree_flatten(prepared.model.trainable_parameters()))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in (
-        ("model", f"{config.model_type}, width {config.width}, {config.layers} layers, {parameters:,} parameters"),
+        ("model", f"{config.model_type}, width {config.width}, {config.layers} layers, {parameters:,} {_type(config)}"),
         ("μP", f"base width {config.base_width}: {_multiplier(prepared)}; {prepared.scales.readout.way}"),
         ("optimizer", f"{plan.optimizer_name}, rate {plan.peak_lr:g} at the base width, β {plan.betas}"),
         *([("recipe", Recipe.from_mapping(config.recipe).summary())] if config.recipe else []),
@@ -95,6 +95,11 @@ def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
     for text in (*plan.notes, *plan.warnings, *([prepared.corpus.note] if prepared.corpus.note else [])):
         table.add_row("note", text)
     return table
+
+
+def _type(config: PretrainConfig) -> str:
+    blocks = ", blocks computed again for their gradients" if config.grad_checkpoint else ""
+    return ("parameters" if config.dtype == "float32" else f"parameters in {config.dtype}") + blocks
 
 
 def _multiplier(prepared: Prepared) -> str:

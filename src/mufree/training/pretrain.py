@@ -188,13 +188,13 @@ class _Session:
 
     def _advance(self, started: float, before: float) -> None:
         position, config = self.trainer.position, self.config
-        clock = time.monotonic()
+        clock, tokens = time.monotonic(), position.tokens
         with self._blowing_up():
             loss = self.trainer.advance()
         position.seconds = before + time.monotonic() - started
         self.run.losses["loss"] = loss
         if position.update % config.report_every == 0 or self._reached(config.update_limit):
-            self._record(self._progress(loss, time.monotonic() - clock))
+            self._record(self._progress(loss, time.monotonic() - clock, position.tokens - tokens))
         better = position.update % config.eval_every == 0 and self.validate("x")
         if (better or position.update % config.save_every == 0) and not self._reached(config.update_limit):
             self.save()
@@ -211,14 +211,14 @@ class _Session:
     def _kept(self) -> str:
         return f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
 
-    def _progress(self, loss: float, seconds: float) -> dict[str, Any]:
+    def _progress(self, loss: float, seconds: float, tokens: int) -> dict[str, Any]:
         position, limit = self.trainer.position, self.config.update_limit
         return {
             "update": position.update,
             "loss": loss,
             "lr": self.prepared.optimizer.scheduled_lr.item(),
             "tokens": position.tokens,
-            "tokens_per_second": self.config.tokens_an_update / seconds,
+            "tokens_per_second": tokens / seconds,
             "seconds": round(position.seconds, 3),
             "seconds_left": None if limit is None else round(seconds * (limit - position.update), 1),
             **self.trainer.measures(),
