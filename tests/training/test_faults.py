@@ -30,7 +30,7 @@ from mufree.training.folder import RunFolder
 from mufree.training.keeping import validated_loss
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
-from training_settings import TINY, flags, tiny
+from training_settings import SMALL, TINY, flags, small
 
 
 class Heard:
@@ -53,7 +53,7 @@ class Heard:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 6 updates with checkpoints at 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("faults") / "run"
-    pretrain(tiny(folder, save_every=2, keep=9))
+    pretrain(small(folder, save_every=2, keep=9))
     return folder
 
 
@@ -70,7 +70,7 @@ def content(checkpoint: Path) -> dict[str, bytes]:
 
 def loads(checkpoint: Path) -> bool:
     """Whether a checkpoint goes into a fresh model and optimizer."""
-    prepared = prepare(tiny(checkpoint.parent / "new"))
+    prepared = prepare(small(checkpoint.parent / "new"))
     prepared.optimizer.init(prepared.model.trainable_parameters())
     return load_checkpoint(checkpoint, prepared.model, prepared.optimizer)["position"]["update"] == int(checkpoint.name)
 
@@ -110,11 +110,11 @@ def read_only(folder: Path) -> Iterator[None]:
 
 def test_a_full_disk_stops_the_run_and_harms_nothing(tmp_path: Path) -> None:
     """Really full, while checkpoints are written: what is kept is named and loads, and with room the run goes on."""
-    pretrain(tiny(tmp_path / "straight", updates=12))
+    pretrain(small(tmp_path / "straight", updates=12))
     with small_disk(tmp_path / "small", "2500k") as disk:
         settings = {"save_every": 1, "keep": 9, "updates": 12}
         with pytest.raises(OSError, match=r"; the last checkpoint is .*0000000\d") as caught:
-            pretrain(tiny(disk / "run", **settings))
+            pretrain(small(disk / "run", **settings))
         found = checkpoints(disk / "run" / "checkpoints")
         assert 2 <= len(found) < 9
         assert str(found[-1]) in str(caught.value)
@@ -122,7 +122,7 @@ def test_a_full_disk_stops_the_run_and_harms_nothing(tmp_path: Path) -> None:
         assert not [path for path in (disk / "run" / "checkpoints").iterdir() if path not in found]
         shutil.rmtree(found[0])
         shutil.rmtree(found[1])
-        pretrain(tiny(disk / "run", **{**settings, "keep": 1, "save_every": 100}), resume=True)
+        pretrain(small(disk / "run", **{**settings, "keep": 1, "save_every": 100}), resume=True)
         ours, theirs = (root / "checkpoints/00000012" for root in (disk / "run", tmp_path / "straight"))
         for name in ("x", "y", "optimizer", "random"):
             assert (ours / f"{name}.safetensors").read_bytes() == (theirs / f"{name}.safetensors").read_bytes()
@@ -131,7 +131,7 @@ def test_a_full_disk_stops_the_run_and_harms_nothing(tmp_path: Path) -> None:
 def test_the_command_tells_a_full_disk_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 1, and the checkpoint that is kept."""
     with small_disk(tmp_path / "small", "2500k") as disk:
-        assert command(["pretrain", *flags(disk / "run", save_every=1, keep=9, updates=12)]) == 1
+        assert command(["pretrain", *flags(disk / "run", data=SMALL, save_every=1, keep=9, updates=12)]) == 1
         said = capsys.readouterr().err
     assert "the last checkpoint is" in said
     assert "Traceback" not in said
@@ -147,20 +147,20 @@ def test_a_folder_that_turns_read_only_stops_the_run_and_harms_nothing(
         read_only(place / "checkpoints"),
         pytest.raises(OSError, match=r"(not permitted|denied|Read-only).*; the last checkpoint is .*00000006"),
     ):
-        pretrain(tiny(place, **settings), resume=True)
+        pretrain(small(place, **settings), resume=True)
     assert {path.name: content(path) for path in checkpoints(place / "checkpoints")} == before
     assert loads(place / "checkpoints" / "00000006")
-    assert pretrain(tiny(place, **settings), resume=True).update == 10
+    assert pretrain(small(place, **settings), resume=True).update == 10
 
 
 def test_a_read_only_place_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     """For a new run, with the place; a saved run in one says which file cannot be written."""
     (tmp_path / "fixed").mkdir()
     with read_only(tmp_path / "fixed"), pytest.raises(Refused, match=r"fixed cannot be written to"):
-        pretrain(tiny(tmp_path / "fixed" / "run"))
-    pretrain(tiny(tmp_path / "run", updates=1))
+        pretrain(small(tmp_path / "fixed" / "run"))
+    pretrain(small(tmp_path / "run", updates=1))
     with read_only(tmp_path / "run"), pytest.raises(OSError, match=r"run\.json"):
-        pretrain(tiny(tmp_path / "run", updates=2), resume=True)
+        pretrain(small(tmp_path / "run", updates=2), resume=True)
     assert loads(tmp_path / "run" / "checkpoints" / "00000001")
 
 
@@ -192,7 +192,7 @@ def test_with_a_damaged_file_the_run_goes_on_from_the_checkpoint_before(place: P
     damaged = place / "checkpoints" / "00000006" / name
     damaged.write_bytes(damaged.read_bytes()[:-2])
     heard = Heard()
-    pretrain(tiny(place, save_every=2, keep=9), resume=True, report=heard)
+    pretrain(small(place, save_every=2, keep=9), resume=True, report=heard)
     assert any("passed over a checkpoint" in text and "00000006" in text for text in heard.notes)
     assert any("going on from" in text and "00000004" in text for text in heard.notes)
     ours, theirs = (content(root / "checkpoints" / "00000006") for root in (place, finished))
@@ -212,17 +212,17 @@ def test_one_flipped_bit_in_the_runs_description_is_refused(place: Path) -> None
 
 def test_a_checkpoint_of_another_run_is_passed_over(place: Path, finished: Path, tmp_path: Path) -> None:
     """Though it is whole, of the same shape, and newer; alone it is refused. One file of it is a damaged file."""
-    pretrain(tiny(tmp_path / "other", seed=1, updates=8))
+    pretrain(small(tmp_path / "other", seed=1, updates=8))
     shutil.copytree(tmp_path / "other" / "checkpoints" / "00000008", place / "checkpoints" / "00000008")
     heard = Heard()
-    pretrain(tiny(place, updates=6), resume=True, report=heard)
+    pretrain(small(place, updates=6), resume=True, report=heard)
     assert any("00000008: is a checkpoint of another run" in text for text in heard.notes)
     assert content(place / "checkpoints" / "00000006") == content(finished / "checkpoints" / "00000006")
     for path in checkpoints(place / "checkpoints"):
         shutil.rmtree(path)
     shutil.copytree(tmp_path / "other" / "checkpoints" / "00000008", place / "checkpoints" / "00000008")
     with pytest.raises(CheckpointError, match="is a checkpoint of another run"):
-        pretrain(tiny(place, updates=9), resume=True)
+        pretrain(small(place, updates=9), resume=True)
     shutil.copytree(finished / "checkpoints" / "00000006", place / "checkpoints" / "00000006")
     shutil.copy(place / "checkpoints/00000008/y.safetensors", place / "checkpoints/00000006/y.safetensors")
     with pytest.raises(CheckpointError, match=r"00000006/y\.safetensors: does not have the checksum"):
@@ -256,7 +256,7 @@ def test_another_set_of_trainable_paths_is_refused_with_each(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_two_processes_on_one_folder(tmp_path: Path) -> None:
     """The second is refused as long as the first lives, and goes on when it was killed."""
-    words = ["pretrain", *flags(tmp_path / "run", updates=10**6, save_every=5)]
+    words = ["pretrain", *flags(tmp_path / "run", data=SMALL, updates=10**6, save_every=5)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     first = subprocess.Popen([sys.executable, "-m", "mufree", *words], **quiet)
     try:
@@ -265,13 +265,13 @@ def test_two_processes_on_one_folder(tmp_path: Path) -> None:
             assert first.poll() is None
             time.sleep(0.05)
         with pytest.raises(Refused, match="another process is training in"):
-            pretrain(tiny(tmp_path / "run", updates=10**6, save_every=5), resume=True)
+            pretrain(small(tmp_path / "run", updates=10**6, save_every=5), resume=True)
         assert first.poll() is None
     finally:
         first.kill()
         first.wait()
     reached = int(checkpoints(tmp_path / "run" / "checkpoints")[-1].name)
-    assert pretrain(tiny(tmp_path / "run", updates=reached + 1), resume=True).update == reached + 1
+    assert pretrain(small(tmp_path / "run", updates=reached + 1), resume=True).update == reached + 1
 
 
 def test_the_best_is_kept_beside_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_the_best_is_kept_beside_the_last(tmp_path: Path, monkeypatch: pytest.Mo
     settings = {"eval_every": 2, "save_every": 3, "keep": 1}
     seen = {}
     for updates in (6, 8, 10):
-        pretrain(tiny(tmp_path / "run", **settings, updates=updates), resume=updates > 6)
+        pretrain(small(tmp_path / "run", **settings, updates=updates), resume=updates > 6)
         seen[updates] = [int(path.name) for path in checkpoints(tmp_path / "run" / "checkpoints")]
     assert seen == {6: [4, 6], 8: [4, 8], 10: [10]}
 
@@ -310,22 +310,22 @@ CHANGES: dict[str, dict[str, Any]] = {
 def test_what_is_named_may_contradict_the_saved_run(place: Path, finished: Path, name: str) -> None:
     """It is said, it is in force, and it is what the run is from then on; unnamed it is refused with how to name it."""
     with pytest.raises(CheckpointError, match=f"contradicts the saved run's .*--despite {name}"):
-        pretrain(tiny(place, **CHANGES[name], updates=8), resume=True)
+        pretrain(small(place, **CHANGES[name], updates=8), resume=True)
     heard = Heard()
-    pretrain(tiny(place, **CHANGES[name], updates=8), resume=True, despite=(name,), report=heard)
+    pretrain(small(place, **CHANGES[name], updates=8), resume=True, despite=(name,), report=heard)
     assert any(f"as it is meant to, {name} goes on at {CHANGES[name][name]!r}" in text for text in heard.notes)
     shutil.copytree(finished, place.parent / "same")
-    pretrain(tiny(place.parent / "same", updates=8), resume=True)
+    pretrain(small(place.parent / "same", updates=8), resume=True)
     ours, theirs = (content(place.parent / one / "checkpoints" / "00000008") for one in ("run", "same"))
     assert ours["y.safetensors"] != theirs["y.safetensors"]
-    pretrain(tiny(place, **CHANGES[name], updates=9), resume=True)
+    pretrain(small(place, **CHANGES[name], updates=9), resume=True)
     tokens = json.loads((place / "checkpoints/00000009/facts.json").read_text())["position"]["tokens"]
     assert tokens == 6 * 32 + 3 * 16 * CHANGES[name].get("batch_size", TINY["batch_size"])
 
 
 def test_the_new_rate_is_the_one_used(place: Path) -> None:
     """The saved state holds the old one."""
-    pretrain(tiny(place, lr=2.0**-3, updates=7), resume=True, despite=("lr",))
+    pretrain(small(place, lr=2.0**-3, updates=7), resume=True, despite=("lr",))
     state = mx.load(str(place / "checkpoints/00000007/optimizer.safetensors"))
     assert state["schedule_free.scheduled_lr"].item() == state["learning_rate"].item() == 2.0**-3
 
@@ -333,7 +333,7 @@ def test_the_new_rate_is_the_one_used(place: Path) -> None:
 def test_another_batch_size_goes_on_at_the_very_next_token(place: Path) -> None:
     """The position is an offset in the data, not a number of batches."""
     asked: list[tuple[int, int]] = []
-    prepared = prepare(tiny(place))
+    prepared = prepare(small(place))
     kind = type(prepared.train)
     sequences = kind.sequences
 
@@ -343,8 +343,8 @@ def test_another_batch_size_goes_on_at_the_very_next_token(place: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "sequences", watched)
-        pretrain(tiny(place, batch_size=5, updates=8), resume=True, despite=("batch_size",))
-        pretrain(tiny(place, batch_size=5, updates=9), resume=True)
+        pretrain(small(place, batch_size=5, updates=8), resume=True, despite=("batch_size",))
+        pretrain(small(place, batch_size=5, updates=9), resume=True)
     assert asked == [(12, 5), (17, 5), (22, 5)]
 
 
@@ -352,7 +352,7 @@ def test_what_arrays_depend_on_cannot_be_named(place: Path) -> None:
     """A width, β1 (which x is worked out with), a misspelling: with what can."""
     for name, change in (("width", {"width": 64}), ("beta1", {"beta1": 0.5}), ("learning_rate", {})):
         with pytest.raises(CheckpointError, match=f"despite: '{name}' cannot differ from the saved run's; one of: lr,"):
-            pretrain(tiny(place, **change), resume=True, despite=(name,))
+            pretrain(small(place, **change), resume=True, despite=(name,))
 
 
 def test_other_data_can_be_meant(place: Path, tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ def test_other_data_can_be_meant(place: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("Something else entirely. " * 200)
     changed = {"data": str(tmp_path / "other.txt"), "updates": 7}
     with pytest.raises(CheckpointError, match="train_tokens"):
-        pretrain(tiny(place, **changed), resume=True)
-    assert pretrain(tiny(place, **changed), resume=True, despite=("data",)).update == 7
+        pretrain(small(place, **changed), resume=True)
+    assert pretrain(small(place, **changed), resume=True, despite=("data",)).update == 7
 
 
 def test_the_command_takes_the_name_with_dashes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

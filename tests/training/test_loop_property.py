@@ -37,7 +37,7 @@ from mufree.training.exporting import export_model
 from mufree.training.keeping import best, prune, validated_loss
 from mufree.training.loop import Position, Trainer
 from mufree.training.prepare import Prepared, prepare
-from training_settings import tiny
+from training_settings import small
 
 LONG = bool(os.environ.get("MUFREE_LONG"))
 EXAMPLES, STEPS = (25, 20) if LONG else (5, 10)
@@ -47,7 +47,7 @@ ARRAYS = ("x", "y", "optimizer")
 
 def started() -> tuple[Prepared, Trainer]:
     """A run before its first update."""
-    prepared = prepare(tiny(Path("nowhere"), width=16, eval_batches=1))
+    prepared = prepare(small(Path("nowhere"), width=16, eval_batches=1))
     batch: Callable[[int], Any] = lambda number: prepared.train.sequences(2 * number, 2, 0)  # noqa: E731
     return prepared, Trainer(prepared.model, prepared.optimizer, batch, accumulation=2)
 

@@ -19,7 +19,7 @@ from mufree.training.grad_checkpoint import checkpoint_gradients
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
 from mufree.training.report import read_metrics
-from training_settings import tiny
+from training_settings import small, tiny
 
 # A block that is computed twice in other kernels: float32's last digits after three updates.
 SAME = 1e-5
@@ -44,22 +44,22 @@ class Heard:
 def test_bfloat16_weights_with_float32_state(tmp_path: Path) -> None:
     """In the checkpoint and in the export; the run goes on bit for bit, and as float32 it does not."""
     settings = {"dtype": "bfloat16", "accumulation": 3, "updates": 4}
-    run = pretrain(tiny(tmp_path / "a", **settings))
+    run = pretrain(small(tmp_path / "a", **settings))
     saved = checkpoints(tmp_path / "a" / "checkpoints")[-1]
     for name, dtype in (("y", mx.bfloat16), ("x", mx.bfloat16)):
         assert {array.dtype for array in mx.load(str(saved / f"{name}.safetensors")).values()} == {dtype}
     state = mx.load(str(saved / "optimizer.safetensors"))
     assert {array.dtype for path, array in state.items() if path.endswith((".z", ".v", ".y"))} == {mx.float32}
     assert json.loads((run.export / "config.json").read_text())["dtype"] == "bfloat16"
-    pretrain(tiny(tmp_path / "b", **{**settings, "updates": 2}))
-    pretrain(tiny(tmp_path / "b", **settings), resume=True)
+    pretrain(small(tmp_path / "b", **{**settings, "updates": 2}))
+    pretrain(small(tmp_path / "b", **settings), resume=True)
     for name in ("x", "y", "optimizer"):
         paths = [tmp_path / run / "checkpoints/00000004" / f"{name}.safetensors" for run in "ab"]
         assert paths[0].read_bytes() == paths[1].read_bytes()
     with pytest.raises(
         CheckpointError, match=r"dtype: 'float32' contradicts the saved run's 'bfloat16'; leave it out$"
     ):
-        pretrain(tiny(tmp_path / "b", **{**settings, "dtype": "float32"}), resume=True)
+        pretrain(small(tmp_path / "b", **{**settings, "dtype": "float32"}), resume=True)
 
 
 def test_saved_memory_changes_no_weight(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_saved_memory_changes_no_weight(tmp_path: Path) -> None:
 
 def test_a_run_clips_and_says_what_each_update_was_like(tmp_path: Path) -> None:
     """The optimizer has the norm; every report has c, the distance of x and y and the gradient before clipping."""
-    config = tiny(tmp_path / "run", max_grad_norm=0.25)
+    config = small(tmp_path / "run", max_grad_norm=0.25)
     assert prepare(config).optimizer.max_grad_norm == 0.25
-    assert prepare(tiny(tmp_path / "run")).optimizer.plan.max_grad_norm is None
+    assert prepare(small(tmp_path / "run")).optimizer.plan.max_grad_norm is None
     pretrain(config)
     lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert len(lines) == 3
@@ -107,7 +107,7 @@ def test_a_run_clips_and_says_what_each_update_was_like(tmp_path: Path) -> None:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run to take weights from."""
     folder = tmp_path_factory.mktemp("source") / "run"
-    pretrain(tiny(folder, updates=3))
+    pretrain(small(folder, updates=3))
     return folder
 
 
@@ -116,10 +116,10 @@ def test_weights_alone_start_a_run(tmp_path: Path, source: Path, what: str) -> N
     """x of an export, a checkpoint, or a file; what is lost is said, and the run starts at its loss."""
     weights = str(source / what)
     kept = mx.load(str(source / "checkpoints/00000003/x.safetensors"))
-    prepared = prepare(tiny(tmp_path / "run", weights=weights))
+    prepared = prepare(small(tmp_path / "run", weights=weights))
     assert all(mx.array_equal(value, kept[path]) for path, value in tree_flatten(prepared.model.parameters()))
     heard = Heard()
-    pretrain(tiny(tmp_path / "run", weights=weights, updates=2), report=heard)
+    pretrain(small(tmp_path / "run", weights=weights, updates=2), report=heard)
     told = next(text for text in heard.notes if weights in text)
     for lost in ("optimizer's state", "random state", "position in the data", "numbering", "warmup"):
         assert lost in told
@@ -132,10 +132,10 @@ def test_a_run_from_weights_goes_on_after_they_are_gone(tmp_path: Path, source: 
     """Its own checkpoint has everything."""
     copy = tmp_path / "w.safetensors"
     copy.write_bytes((source / "export" / "model.safetensors").read_bytes())
-    pretrain(tiny(tmp_path / "a", weights=str(copy), updates=4))
-    pretrain(tiny(tmp_path / "b", weights=str(copy), updates=2))
+    pretrain(small(tmp_path / "a", weights=str(copy), updates=4))
+    pretrain(small(tmp_path / "b", weights=str(copy), updates=2))
     copy.unlink()
-    pretrain(tiny(tmp_path / "b", weights=str(copy), updates=4), resume=True)
+    pretrain(small(tmp_path / "b", weights=str(copy), updates=4), resume=True)
     a, b = ((tmp_path / run / "checkpoints/00000004/y.safetensors").read_bytes() for run in "ab")
     assert a == b
 
@@ -161,14 +161,14 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, source: Path, change:
     if change is not None:
         path.write_bytes(change((source / "export" / "model.safetensors").read_bytes()))
     with pytest.raises(Refused, match=says):
-        pretrain(tiny(tmp_path / "run", weights=str(path)))
+        pretrain(small(tmp_path / "run", weights=str(path)))
     assert not (tmp_path / "run").exists()
 
 
 def test_weights_of_another_model_are_refused_with_every_path(tmp_path: Path, source: Path) -> None:
     """Another width and more layers."""
     with pytest.raises(CheckpointError) as caught:
-        prepare(tiny(tmp_path / "run", weights=str(source / "export"), layers=2, width=64))
+        prepare(small(tmp_path / "run", weights=str(source / "export"), layers=2, width=64))
     said = {reason.field: reason.code for reason in caught.value.reasons}
     assert said["weights: lm_head.weight"] == "shape"
     assert said["weights: model.layers.1.mlp.up_proj.weight"] == "missing"
@@ -176,7 +176,7 @@ def test_weights_of_another_model_are_refused_with_every_path(tmp_path: Path, so
 
 def test_a_study_refuses_what_it_would_not_read(tmp_path: Path) -> None:
     """All of them at once."""
-    config = tiny(tmp_path / "run", dtype="bfloat16", max_grad_norm=1.0, grad_checkpoint=True, packing="documents")
+    config = small(tmp_path / "run", dtype="bfloat16", max_grad_norm=1.0, grad_checkpoint=True, packing="documents")
     with pytest.raises(Refused) as caught:
         language_task(config, [32])
     assert [reason.field for reason in caught.value.reasons] == ["dtype", "grad_checkpoint", "packing", "max_grad_norm"]
