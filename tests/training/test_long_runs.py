@@ -23,6 +23,9 @@ from training_settings import tiny
 
 LONG = bool(os.environ.get("MUFREE_LONG"))
 
+# Of a corpus of 80 MB, or 400; what Python and MLX's compiler take varies by a third of it.
+ROOM = 20 << 20
+
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 
 
@@ -61,7 +64,7 @@ def test_memory_does_not_grow_and_metrics_stay_readable(tmp_path: Path, monkeypa
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     """A corpus trains in the memory of one a twentieth its size, and goes on at the exact token."""
-    size = 200_000_000 if LONG else 10_000_000
+    size = 200_000_000 if LONG else 40_000_000
     drawn = np.random.default_rng(0).integers(0, 257, size, dtype=np.uint16)
     drawn.tofile(tmp_path / "large.bin")
     drawn[: size // 20].tofile(tmp_path / "small.bin")
@@ -75,7 +78,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         used[name] = resident() - before
     told = ", ".join(f"{name} {size / 1e6:+.1f} MB" for name, size in used.items())
     print(f"{size:,} tokens, {2 * size / 1e6:.0f} MB: {told}")
-    assert used["large"] - used["small"] < max(2 * size // 10, 8 << 20)
+    assert (
+        used["large"] - used["small"] < 20 << 20
+    )  # of 80 MB, or 400; what Python and the compiler take varies by a third of it
     data = str(tmp_path / "large.bin")
     pretrain(tiny(tmp_path / "pieces", **{**settings, "updates": 17}, data=data))
     pretrain(tiny(tmp_path / "pieces", **settings, data=data), resume=True)
