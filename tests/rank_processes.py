@@ -10,9 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
 
 from mufree.training.ranks import Ranks
 
@@ -23,27 +28,59 @@ LAUNCHER = (sys.executable, "-c", "from mlx._distributed_utils.launch import mai
 
 
 class ThreadRanks(Ranks):
-    """Ranks that exchange through a list in memory instead of MLX's group."""
+    """Ranks that exchange through a list in memory instead of MLX's group; one runs at a time.
 
-    def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier) -> None:
+    Attributes:
+        dtypes: Of the arrays that were averaged.
+    """
+
+    def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier, turn: threading.Lock):
         super().__init__()
-        self.rank, self.size, self._table, self._barrier = rank, size, table, barrier
+        self.rank, self.size, self._table, self._barrier, self._turn = rank, size, table, barrier, turn
+        self.dtypes: set[Any] = set()
 
-    def _exchange(self, data: bytes) -> list[bytes]:
+    def _exchange(self, data: Any) -> list[Any]:
         self._table[self.rank] = data
-        self._barrier.wait()
+        self._meet()
         found = list(self._table)
-        self._barrier.wait()
+        self._meet()
         return found
+
+    def _meet(self) -> None:
+        self._turn.release()
+        try:
+            self._barrier.wait()
+        finally:
+            self._turn.acquire()
+
+    def mean_tree(self, tree: Any) -> Any:
+        """As MLX's sums do, but not to be traced: see :func:`compiling_nothing`."""
+        flat = tree_flatten(tree)
+        self.dtypes |= {array.dtype for _, array in flat}
+        rows = self._exchange([np.array(array) for _, array in flat])
+        means = [mx.array(sum(arrays) / self.size) for arrays in zip(*rows, strict=True)]
+        return tree_unflatten([(path, mean) for (path, _), mean in zip(flat, means, strict=True)])
+
+
+@contextmanager
+def compiling_nothing() -> Iterator[None]:
+    """Trainers that are made inside run every operation at once."""
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
 
 
 def as_threads(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
     """What a function returns, or raises, at each rank."""
-    table, barrier, found = [None] * size, threading.Barrier(size, timeout=10), [None] * size
+    table, barrier, found = [None] * size, threading.Barrier(size, timeout=60), [None] * size
+    turn = threading.Lock()
 
     def work(rank: int) -> None:
         try:
-            found[rank] = function(ThreadRanks(rank, size, table, barrier))
+            with turn:
+                found[rank] = function(ThreadRanks(rank, size, table, barrier, turn))
         except Exception as error:
             found[rank] = error
             if isinstance(error, threading.BrokenBarrierError):
