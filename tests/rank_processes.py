@@ -1,4 +1,4 @@
-"""Ranks for tests: as threads of this process, and as processes on loopback."""
+"""Ranks for tests: as threads of this process, one after the other in it, and as processes on loopback."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,59 +27,27 @@ LAUNCHER = (sys.executable, "-c", "from mlx._distributed_utils.launch import mai
 
 
 class ThreadRanks(Ranks):
-    """Ranks that exchange through a list in memory instead of MLX's group; one runs at a time.
+    """Ranks that exchange through a list in memory instead of MLX's group."""
 
-    Attributes:
-        dtypes: Of the arrays that were averaged.
-    """
-
-    def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier, turn: threading.Lock):
+    def __init__(self, rank: int, size: int, table: list[Any], barrier: threading.Barrier) -> None:
         super().__init__()
-        self.rank, self.size, self._table, self._barrier, self._turn = rank, size, table, barrier, turn
-        self.dtypes: set[Any] = set()
+        self.rank, self.size, self._table, self._barrier = rank, size, table, barrier
 
-    def _exchange(self, data: Any) -> list[Any]:
+    def _exchange(self, data: bytes) -> list[bytes]:
         self._table[self.rank] = data
-        self._meet()
+        self._barrier.wait()
         found = list(self._table)
-        self._meet()
+        self._barrier.wait()
         return found
-
-    def _meet(self) -> None:
-        self._turn.release()
-        try:
-            self._barrier.wait()
-        finally:
-            self._turn.acquire()
-
-    def mean_tree(self, tree: Any) -> Any:
-        """As MLX's sums do, but not to be traced: see :func:`compiling_nothing`."""
-        flat = tree_flatten(tree)
-        self.dtypes |= {array.dtype for _, array in flat}
-        rows = self._exchange([np.array(array) for _, array in flat])
-        means = [mx.array(sum(arrays) / self.size) for arrays in zip(*rows, strict=True)]
-        return tree_unflatten([(path, mean) for (path, _), mean in zip(flat, means, strict=True)])
-
-
-@contextmanager
-def compiling_nothing() -> Iterator[None]:
-    """Trainers that are made inside run every operation at once."""
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        mx.enable_compile()
 
 
 def as_threads(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
     """What a function returns, or raises, at each rank."""
-    table, barrier, found = [None] * size, threading.Barrier(size, timeout=60), [None] * size
-    turn = threading.Lock()
+    table, barrier, found = [None] * size, threading.Barrier(size, timeout=10), [None] * size
 
     def work(rank: int) -> None:
         try:
-            with turn:
-                found[rank] = function(ThreadRanks(rank, size, table, barrier, turn))
+            found[rank] = function(ThreadRanks(rank, size, table, barrier))
         except Exception as error:
             found[rank] = error
             if isinstance(error, threading.BrokenBarrierError):
@@ -92,6 +59,63 @@ def as_threads(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     return found
+
+
+class _Waiting(BaseException):
+    """What another rank gives is not there yet."""
+
+
+class ReplayedRanks(Ranks):
+    """Ranks of which each runs again from its start whenever the others have given what it waited for.
+
+    Slow, and for functions that do the same every time; but all in the main thread, where alone MLX may compute: after
+    other threads have, it aborts some processes as they end.
+
+    Attributes:
+        dtypes: Of the arrays that were averaged.
+    """
+
+    def __init__(self, rank: int, size: int, rounds: list[list[Any]]) -> None:
+        super().__init__()
+        self.rank, self.size, self._rounds, self._made = rank, size, rounds, 0
+        self.dtypes: set[Any] = set()
+
+    def _exchange(self, data: Any) -> list[Any]:
+        if self._made == len(self._rounds):
+            self._rounds.append([None] * self.size)
+        row = self._rounds[self._made]
+        row[self.rank] = data
+        if any(given is None for given in row):
+            raise _Waiting
+        self._made += 1
+        return list(row)
+
+    def mean_tree(self, tree: Any) -> Any:
+        """As MLX's sums do, but not to be traced: see :func:`replayed`."""
+        flat = tree_flatten(tree)
+        self.dtypes |= {array.dtype for _, array in flat}
+        rows = self._exchange([np.array(array) for _, array in flat])
+        means = [mx.array(sum(arrays) / self.size) for arrays in zip(*rows, strict=True)]
+        return tree_unflatten([(path, mean) for (path, _), mean in zip(flat, means, strict=True)])
+
+
+def replayed(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
+    """What a function returns, or raises, at each rank; nothing is compiled meanwhile."""
+    rounds: list[list[Any]] = []
+    found: dict[int, Any] = {}
+    mx.disable_compile()
+    try:
+        while len(found) < size:
+            for rank in set(range(size)) - found.keys():
+                try:
+                    found[rank] = function(ReplayedRanks(rank, size, rounds))
+                except _Waiting:
+                    continue
+                except Exception as error:
+                    found[rank] = error
+    finally:
+        mx.enable_compile()
+    return [found[rank] for rank in range(size)]
 
 
 def free_ports(count: int) -> int:

@@ -14,7 +14,7 @@ from mufree import build_optimizer, plan_optimizer
 from mufree.training.loop import Trainer
 from mufree.training.packing import packed_loss, targets_of
 from mufree.training.ranks import ALONE, Ranks
-from rank_processes import as_threads, compiling_nothing
+from rank_processes import replayed
 
 AS_ONE = 1e-6
 """Relative, of y and z after five updates: float32 sums in another order. It does 6e-8; parts weighed alike, 5e-2."""
@@ -54,26 +54,25 @@ def whole(number: int) -> np.ndarray:
 
 def trained(ranks: Ranks, batch: Any = padded, dtype: Any = mx.float32, clip: Any = None, **settings: Any) -> Any:
     """What five updates come to, as NumPy has it."""
-    with mx.stream(mx.new_stream(mx.cpu)):
-        mx.random.seed(1)
-        model = Bigrams()
-        model.set_dtype(dtype)
-        plan = plan_optimizer(optimizer="schedule_free_adamw", lr=0.02, warmup_steps=2, max_grad_norm=clip)
-        kind: Any = PACKED if batch is padded else {}
-        trainer = Trainer(model, build_optimizer(plan, model), batch, ranks=ranks, **kind, **settings)
-        mx.eval(model.parameters())
-        start = numbers(model)
-        losses = [trainer.advance() for _ in range(UPDATES)]
-        return {
-            "start": start,
-            "y": numbers(model),
-            "z": z_of(trainer),
-            "losses": losses,
-            "measures": trainer.measures(),
-            "position": (trainer.position.tokens, trainer.position.offset),
-            "valid": trainer.evaluate([batch(number) for number in range(7, 10)]),
-            "dtypes": getattr(ranks, "dtypes", set()),
-        }
+    mx.random.seed(1)
+    model = Bigrams()
+    model.set_dtype(dtype)
+    plan = plan_optimizer(optimizer="schedule_free_adamw", lr=0.02, warmup_steps=2, max_grad_norm=clip)
+    kind: Any = PACKED if batch is padded else {}
+    trainer = Trainer(model, build_optimizer(plan, model), batch, ranks=ranks, **kind, **settings)
+    mx.eval(model.parameters())
+    start = numbers(model)
+    losses = [trainer.advance() for _ in range(UPDATES)]
+    return {
+        "start": start,
+        "y": numbers(model),
+        "z": z_of(trainer),
+        "losses": losses,
+        "measures": trainer.measures(),
+        "position": (trainer.position.tokens, trainer.position.offset),
+        "valid": trainer.evaluate([batch(number) for number in range(7, 10)]),
+        "dtypes": getattr(ranks, "dtypes", set()),
+    }
 
 
 def numbers(model: nn.Module) -> np.ndarray:
@@ -95,9 +94,8 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 def test_padded_rows_on_ranks_are_one_batch(ranks: int, weight: Any, clip: float | None) -> None:
     """Losses, weights, gradient norm before clipping, tokens and validation are those of one process, at each rank."""
     settings = {"accumulation": 2, "accumulation_weight": weight, "clip": clip}
-    with compiling_nothing():
-        alone = trained(ALONE, **settings)
-        found = as_threads(ranks, lambda one: trained(one, **settings))
+    alone = trained(ALONE, **settings)
+    found = replayed(ranks, lambda one: trained(one, **settings))
     for one in found:
         assert apart(one["y"], alone["y"]) < AS_ONE
         assert apart(one["z"], alone["z"]) < AS_ONE
@@ -112,10 +110,9 @@ def test_padded_rows_on_ranks_are_one_batch(ranks: int, weight: Any, clip: float
 
 def test_parts_weighed_alike_are_not_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the plain mean of the ranks' means."""
-    with compiling_nothing():
-        alone = trained(ALONE)
-        monkeypatch.setattr(Trainer, "_weights", lambda *_: None)
-        found = as_threads(2, trained)
+    alone = trained(ALONE)
+    monkeypatch.setattr(Trainer, "_weights", lambda *_: None)
+    found = replayed(2, trained)
     assert apart(found[0]["y"], alone["y"]) > 1000 * AS_ONE
 
 
@@ -124,9 +121,8 @@ def test_parts_weighed_alike_are_not_one_batch(monkeypatch: pytest.MonkeyPatch) 
 def test_bfloat16_gradients_are_averaged_in_float32(batch: Any, accumulation: int, weight: Any) -> None:
     """Two ranks go where one goes, and exchange no rounded sums."""
     settings: Any = {"batch": batch, "dtype": mx.bfloat16, "accumulation": accumulation, "accumulation_weight": weight}
-    with compiling_nothing():
-        alone = trained(ALONE, **settings)
-        found = as_threads(2, lambda one: trained(one, **settings))
+    alone = trained(ALONE, **settings)
+    found = replayed(2, lambda one: trained(one, **settings))
     went = np.linalg.norm(alone["z"] - alone["start"])
     for one in found:
         assert one["dtypes"] == {mx.float32}
