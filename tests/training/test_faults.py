@@ -27,7 +27,7 @@ from mufree.cli import run as command
 from mufree.training import load_checkpoint, pretrain, save_checkpoint
 from mufree.training.checkpoint import checkpoints, verify
 from mufree.training.folder import RunFolder
-from mufree.training.keeping import validated_loss
+from mufree.training.keeping import best, validated_loss
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
 from training_settings import SMALL, TINY, flags, small
@@ -290,6 +290,17 @@ def test_the_best_is_kept_beside_the_last(tmp_path: Path, monkeypatch: pytest.Mo
         pretrain(small(tmp_path / "run", **settings, updates=updates), resume=updates > 6)
         seen[updates] = [int(path.name) for path in checkpoints(tmp_path / "run" / "checkpoints")]
     assert seen == {6: [4, 6], 8: [4, 8], 10: [10]}
+
+
+def test_a_best_that_is_damaged_is_made_again(tmp_path: Path) -> None:
+    """The run goes on from before it, and no longer measures itself by it."""
+    settings = {"eval_every": 2, "save_every": 2, "keep": 2}
+    pretrain(small(tmp_path / "run", **settings, updates=4))
+    kept = tmp_path / "run" / "checkpoints" / "00000004"
+    assert best(checkpoints(kept.parent)) == kept
+    (kept / "y.safetensors").write_bytes(b"")
+    pretrain(small(tmp_path / "run", **{**settings, "save_every": 100}, updates=6), resume=True)
+    verify(kept)
 
 
 def test_the_best_can_be_exported(place: Path, tmp_path: Path) -> None:

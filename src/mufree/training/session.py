@@ -81,8 +81,10 @@ class Session:
             return
         facts = load_checkpoint(path, self.prepared.model, self.prepared.optimizer)
         self.prepared.optimizer.learning_rate = self.prepared.plan.peak_lr
-        leader = best(checkpoints(self.folder.checkpoints))
-        self._take(facts, math.inf if leader is None else validated_loss(leader) or math.inf)
+        found = checkpoints(self.folder.checkpoints)
+        leader = best(found[: found.index(path) + 1])  # later ones are damaged
+        leading = None if leader is None else validated_loss(leader)
+        self._take(facts, math.inf if leading is None else leading)
         self.saved = path
         for text in differences(saved_arithmetic(path), arithmetic()):
             self.report.note(f"not bit for bit as one uninterrupted run: {text}")
