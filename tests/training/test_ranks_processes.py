@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -151,14 +152,16 @@ def test_ranks_start_from_weights_alone_and_go_on_with_what_is_meant(tmp_path: P
     ]
     assert losses[0] == pytest.approx(losses[1], rel=0.01)  # rounded to bfloat16
     again = ["pretrain", "--resume", "--out", str(run), "--updates", "8", "--lr", "0.002"]
-    for more, status in (([], 2), (["--despite", "lr"], 0)):
+    for more, other, says in (
+        ([], [], "or say that it is meant: --despite lr"),
+        (["--despite", "lr"], ["--lr", "0.003"], "lr: rank 1 has 0.003, rank 0 has 0.002"),
+        (["--despite", "lr"], [], "as it is meant to, lr goes on at 0.002"),
+    ):
         with Processes() as processes:
-            ranks = processes.start([*again, *more], [*again, *more], folder=tmp_path)
+            ranks = processes.start([*again, *more], [*again, *more, *other], folder=tmp_path)
             said = [rank.communicate(timeout=WAIT_SECONDS) for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [status] * 2, said
-        text = said[0][0] + said[0][1]
-        assert ("--despite lr" in text) == (status == 2)
-        assert ("as it is meant to, lr goes on at 0.002" in text) == (status == 0)
+        assert [rank.returncode for rank in ranks] == [0 if more and not other else 2] * 2, said
+        assert says in said[0][0] + said[0][1]
     shared |= {"dtype": "bfloat16", "weights": str(export), "grad_checkpoint": True, "lr": 0.002}
     assert pretrain(tiny(run, **shared, updates=9), resume=True).update == 9
 
@@ -179,7 +182,9 @@ def test_a_killed_rank_ends_the_other(launched: bool, tmp_path: Path) -> None:
         assert time.monotonic() - killed < ENDS_WITHIN
     kept = checkpoints(run / "checkpoints")
     verify(kept[-1])
-    assert "mufree: rank 0 ends: rank 1 is gone (its connection was closed), after update " in said[0][1]
+    # Reset, if news of a checkpoint was on its way to the killed one.
+    closed = "its connection was closed|Connection reset by peer"
+    assert re.search(rf"mufree: rank 0 ends: rank 1 is gone \(({closed})\), after update \d", said[0][1])
     # The one before is named if the end came between the last one's renaming and the news of it.
     named = [path for path in kept[-2:] if f"the last checkpoint is {path}. Go on with: " in said[0][1]]
     assert len(named) == 1
