@@ -1,4 +1,4 @@
-"""Ranks for tests: as threads of this process, and as processes on loopback."""
+"""Ranks for tests: as threads of this process, one after the other in it, and as processes on loopback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
 
 from mufree.training.ranks import Ranks
 
@@ -55,6 +59,63 @@ def as_threads(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     return found
+
+
+class _Waiting(BaseException):
+    """What another rank gives is not there yet."""
+
+
+class ReplayedRanks(Ranks):
+    """Ranks of which each runs again from its start whenever the others have given what it waited for.
+
+    Slow, and for functions that do the same every time; but all in the main thread, where alone MLX may compute: after
+    other threads have, it aborts some processes as they end.
+
+    Attributes:
+        dtypes: Of the arrays that were averaged.
+    """
+
+    def __init__(self, rank: int, size: int, rounds: list[list[Any]]) -> None:
+        super().__init__()
+        self.rank, self.size, self._rounds, self._made = rank, size, rounds, 0
+        self.dtypes: set[Any] = set()
+
+    def _exchange(self, data: Any) -> list[Any]:
+        if self._made == len(self._rounds):
+            self._rounds.append([None] * self.size)
+        row = self._rounds[self._made]
+        row[self.rank] = data
+        if any(given is None for given in row):
+            raise _Waiting
+        self._made += 1
+        return list(row)
+
+    def mean_tree(self, tree: Any) -> Any:
+        """As MLX's sums do, but not to be traced: see :func:`replayed`."""
+        flat = tree_flatten(tree)
+        self.dtypes |= {array.dtype for _, array in flat}
+        rows = self._exchange([np.array(array) for _, array in flat])
+        means = [mx.array(sum(arrays) / self.size) for arrays in zip(*rows, strict=True)]
+        return tree_unflatten([(path, mean) for (path, _), mean in zip(flat, means, strict=True)])
+
+
+def replayed(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
+    """What a function returns, or raises, at each rank; nothing is compiled meanwhile."""
+    rounds: list[list[Any]] = []
+    found: dict[int, Any] = {}
+    mx.disable_compile()
+    try:
+        while len(found) < size:
+            for rank in set(range(size)) - found.keys():
+                try:
+                    found[rank] = function(ReplayedRanks(rank, size, rounds))
+                except _Waiting:
+                    continue
+                except Exception as error:
+                    found[rank] = error
+    finally:
+        mx.enable_compile()
+    return [found[rank] for rank in range(size)]
 
 
 def free_ports(count: int) -> int:

@@ -28,7 +28,21 @@ def tiny(out: Path, **changes: Any) -> PretrainConfig:
     return PretrainConfig(**{**TINY, "out": str(out), **changes})
 
 
+SMALL = str(Path(__file__).parent.parent / "LICENSE")
+"""A text of a kilobyte: tokenising the default one is most of what a tiny run costs."""
+
+
+def small(out: Path, **changes: Any) -> PretrainConfig:
+    """A config of a tiny run on a small text, with changes."""
+    return tiny(out, **{"data": SMALL, **changes})
+
+
 def flags(out: Path, **changes: Any) -> list[str]:
     """The same as command-line options."""
     settings = {**TINY, "out": str(out), **changes}
     return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def killable(out: Path, updates: int) -> PretrainConfig:
+    """A run that is killed at any moment: it saves after every update, of three micro-batches, weights bfloat16."""
+    return small(out, updates=updates, accumulation=3, dtype="bfloat16", save_every=1, report_every=1, eval_every=7)

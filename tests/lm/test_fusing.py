@@ -188,6 +188,13 @@ def test_a_run_has_no_base_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--dequantize: is for adapters" in told
 
 
+def test_adapters_have_no_best_checkpoint(adapters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The option for runs alone is refused for adapters, and nothing is written."""
+    assert mufree(["export", str(adapters), "--best", "--out", str(tmp_path / "out")]) == 2
+    assert "--best: is for runs" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_random_state_is_kept(adapters: Path, tmp_path: Path) -> None:
     """mlx-lm draws factors before it loads them; nothing of that is left."""
     before = mx.random.state[0].tolist()

@@ -16,7 +16,9 @@ from mlx.utils import tree_flatten
 from mufree import AdamWScheduleFree, CheckpointError, RAdamScheduleFree, Refused, SGDScheduleFree
 from mufree.files import recover_all
 from mufree.training import load_checkpoint, save_checkpoint
-from mufree.training.checkpoint import checkpoints, prune
+from mufree.training.checkpoint import checkpoints
+from mufree.training.keeping import prune
+from mufree.training.manifest import sealed
 
 
 def trained(width: int = 4, updates: int = 3, optimizer: Any = None) -> tuple[nn.Module, Any]:
@@ -118,13 +120,13 @@ FAULTS = {
     "half a manifest": (lambda c: (c / "manifest.json").write_text('{"format": 1'), "no readable manifest"),
     "another format": (
         lambda c: (c / "manifest.json").write_text(json.dumps({"format": 99, "files": {}})),
-        "format 99; this version reads format 1",
+        "format 99; this version reads format 2",
     ),
     "a path outside": (
         lambda c: (c / "manifest.json").write_text(
-            json.dumps({**json.loads((c / "manifest.json").read_text()), "files": {"../../etc/passwd": "0"}})
+            json.dumps(sealed({**json.loads((c / "manifest.json").read_text()), "files": {"../../etc/passwd": "0"}}))
         ),
-        "is not a file that a checkpoint has",
+        "is not the name of a file in this folder",
     ),
 }
 

@@ -19,6 +19,7 @@ from mufree.training.checkpoint import checkpoints
 from mufree.training.exporting import export_run
 from mufree.training.folder import RunFolder
 from mufree.training.loop import Trainer
+from mufree.training.manifest import sealed
 from mufree.training.report import Metrics, read_metrics
 from training_settings import tiny
 
@@ -75,11 +76,11 @@ def test_a_damaged_checkpoint_never_costs_a_whole_one(place: Path) -> None:
 def test_no_whole_checkpoint_is_refused_with_what_is_wrong_with_each(place: Path) -> None:
     """Of another format, and damaged; nothing is touched."""
     manifest = place / "checkpoints" / "00000002" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 1}))
     (place / "checkpoints" / "00000004" / "x.safetensors").write_bytes(b"damaged")
     before = snapshot(place)
     for act in (lambda: go_on(place), lambda: export_run(place, place.parent / "e")):
-        with pytest.raises(CheckpointError, match=r"checksum(.|\n)*has format 2; this version reads format 1"):
+        with pytest.raises(CheckpointError, match=r"checksum(.|\n)*has format 1; this version reads format 2"):
             act()
     assert {**snapshot(place), str(place): 0} == {**before, str(place): 0}
 
@@ -88,7 +89,7 @@ def edited(**parts: Any) -> Callable[[Path], Any]:
     def edit(place: Path) -> None:
         saved = json.loads((place / "run.json").read_text())
         kept = {name: value for name, value in {**saved, **parts}.items() if value is not None}
-        (place / "run.json").write_text(json.dumps(kept))
+        (place / "run.json").write_text(json.dumps(sealed(kept)))
 
     return edit
 
@@ -221,7 +222,7 @@ def test_a_full_disk_names_the_checkpoint_that_is_kept(place: Path, monkeypatch:
 
 def test_weights_that_are_not_finite_are_neither_saved_nor_exported(tmp_path: Path) -> None:
     """An update can leave a finite loss and weights that are none; the next loss would tell too late."""
-    with pytest.raises(NonFiniteLoss, match=r"after update \d is .*checkpoint.*\. Start again in"):
+    with pytest.raises(NonFiniteLoss, match=r"update \d is .*checkpoint.*\. Start again in"):
         pretrain(tiny(tmp_path / "run", weight_decay=1e38, save_every=1, warmup=0))
     for path in checkpoints(tmp_path / "run" / "checkpoints"):
         arrays = mx.load(str(path / "y.safetensors"))

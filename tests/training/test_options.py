@@ -19,6 +19,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "bool": (1, "yes", None),
     "Mapping": ([], "a: 1", None),
     "Decay": (5, "", "independant", None),
+    "Dtype": (16, "", "float16", None),
+    "Packing": (True, "", "document", None),
+    "AccumulationWeight": (1, "", "token", None),
 }
 
 

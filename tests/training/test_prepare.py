@@ -15,6 +15,7 @@ from mufree import AdamWScheduleFree
 from mufree.training import pretrain
 from mufree.training.checkpoint import checkpoints
 from mufree.training.loop import Trainer
+from mufree.training.manifest import sealed
 from mufree.training.prepare import prepare
 from training_settings import tiny
 
@@ -90,7 +91,7 @@ def test_time_adds_up_and_other_arithmetic_is_told(tmp_path: Path) -> None:
     manifest = json.loads((saved / "manifest.json").read_text())
     manifest["files"]["facts.json"] = hashlib.sha256((saved / "facts.json").read_bytes()).hexdigest()
     manifest["arithmetic"]["blas"] += ", more threads"
-    (saved / "manifest.json").write_text(json.dumps(manifest))
+    (saved / "manifest.json").write_text(json.dumps(sealed(manifest)))
     told: list[str] = []
 
     class Heard:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,39 +72,6 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path: Path, stops:
         for name in ("pieces", "straight")
     ]
     assert told[0][-1] == told[1][-1]
-
-
-KILLED = """
-import os, signal, sys
-import mufree.cli.blas
-mufree.cli.blas.prepare_machine()
-from mufree.training import pretrain
-from mufree.training.loop import Trainer
-sys.path.insert(0, {tests!r})
-from training_settings import tiny
-from pathlib import Path
-
-advance = Trainer.advance
-def killed(self):
-    loss = advance(self)
-    if self.position.update == {at}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return loss
-Trainer.advance = killed
-pretrain(tiny(Path({out!r}), save_every=2, updates=9), resume={resume})
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_three_updates_the_final_weights_are_the_same(tmp_path: Path) -> None:
-    """SIGKILL after updates 3, 6 and 8 costs the updates since the last save and changes no bit."""
-    pretrain(tiny(tmp_path / "alone", save_every=2, updates=9))
-    out = tmp_path / "killed"
-    for number, at in enumerate((3, 6, 8)):
-        script = KILLED.format(tests=str(Path(__file__).parent.parent), at=at, out=str(out), resume=number > 0)
-        assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
-    pretrain(tiny(out, save_every=2, updates=9), resume=True)
-    assert final_weights(out, 9) == final_weights(tmp_path / "alone", 9)
 
 
 def test_a_signal_finishes_the_update_saves_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +177,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     broken.write_bytes(bytes(content))
     heard = Heard()
     pretrain(config, resume=True, report=heard)
-    assert any("passed over a damaged checkpoint" in text and "optimizer.safetensors" in text for text in heard.notes)
+    assert any("passed over a checkpoint" in text and "optimizer.safetensors" in text for text in heard.notes)
     pretrain(tiny(tmp_path / "straight", updates=4))
     assert final_weights(tmp_path / "run", 4) == final_weights(tmp_path / "straight", 4)
 

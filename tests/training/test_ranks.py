@@ -17,7 +17,7 @@ from mufree.training.joining import joined, launched
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
 from mufree.training.ranks import ALONE, Ranks, digest
-from rank_processes import as_threads
+from rank_processes import as_threads, replayed
 from training_settings import tiny
 
 
@@ -131,11 +131,10 @@ def test_ranks_that_differ_are_refused(
     mx.eval(states)
 
     def check(ranks: Ranks) -> None:
-        with mx.stream(mx.new_stream(mx.cpu)):
-            name = ["a", identity][ranks.rank]
-            check_agreement(ranks, configs[ranks.rank], {"train_tokens": name}, states[ranks.rank])
+        name = ["a", identity][ranks.rank]
+        check_agreement(ranks, configs[ranks.rank], {"train_tokens": name}, states[ranks.rank])
 
-    for error in as_threads(2, check):
+    for error in replayed(2, check):
         lines = str(error).split("\n") if error else []
         assert len(lines) == len(says)
         assert all(line.startswith(said) for line, said in zip(lines, says, strict=True))

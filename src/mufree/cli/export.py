@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import Reasons
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", type=Path, metavar="FOLDER", help="a run of mufree pretrain, or adapters of mufree lora or mlx_lm.lora"
     )
     parser.add_argument("--weights", choices=("x", "y"), default="x", help="the average, or where gradients were taken")
+    parser.add_argument("--best", action="store_true", help="runs: the checkpoint with the lowest validation loss")
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="default: FOLDER/export or FOLDER/fused, with -y for --weights y"
     )
@@ -29,16 +31,23 @@ def run(options: argparse.Namespace) -> int:
 
     suffix = "" if options.weights == "x" else "-y"
     if is_adapter_folder(options.run):
+        message = f"is for runs, and {options.run} holds adapters (a fine-tune keeps its best ones in its folder best)"
+        _refuse_unused(options, ("best",), message)
         out = options.out or options.run / f"fused{suffix}"
         given = {"model": options.model, "dequantize": options.dequantize}
         print(export_adapters(options.run, out, weights=options.weights, **given))
         return 0
     from ..training.exporting import export_run
 
-    reasons = Reasons()
-    for name in ("model", "dequantize"):
-        if getattr(options, name):
-            reasons.add("unused", f"--{name}", f"is for adapters, and {options.run} holds none; leave it out")
-    reasons.refuse_if_any()
-    print(export_run(options.run, options.out or options.run / f"export{suffix}", weights=options.weights))
+    _refuse_unused(options, ("model", "dequantize"), f"is for adapters, and {options.run} holds none")
+    out = options.out or options.run / f"export{suffix}"
+    print(export_run(options.run, out, weights=options.weights, best=options.best))
     return 0
+
+
+def _refuse_unused(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    reasons = Reasons()
+    for name in names:
+        if getattr(options, name):
+            reasons.add("unused", f"--{name}", f"{why}; leave it out")
+    reasons.refuse_if_any()

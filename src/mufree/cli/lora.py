@@ -13,8 +13,8 @@ from .options import add_options, given_options, read_yaml
 
 if TYPE_CHECKING:
     from ..lm.tuning.prepare import Prepared
-    from ..training.pretrain import Run
     from ..training.report import ConsoleReporter
+    from ..training.run import Run
 
 HELP = "fine-tune as mlx_lm.lora does, with its options and files, schedule-free unless an optimizer is named"
 _LEAVE = ("config",)

@@ -18,9 +18,9 @@ from .options import add_options, given_options, read_yaml
 if TYPE_CHECKING:
     from ..training.folder import RunFolder
     from ..training.prepare import Prepared
-    from ..training.pretrain import Run
     from ..training.ranks import Ranks
     from ..training.report import ConsoleReporter
+    from ..training.run import Run
 
 HELP = "train a width-scaled language model from scratch, schedule-free, with its learning rate tuned at a base width"
 
@@ -43,9 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a setting that is meant to differ from the recipe's; may be given again",
+        help="a setting that is meant to differ from the recipe's, or from the saved run's; may be given again",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan and write nothing but a large text's tokens"
+    )
     parser.add_argument("--json", action="store_true", help="print the result (with --dry-run: the plan) as JSON")
     add_options(parser, PretrainConfig)
 
@@ -67,11 +69,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
     settings = ranks.together(_settings, options)
-    source = str(options.config or "options")
+    despite = _despite(options)
     if not options.resume:
-        config = ranks.together(from_mapping, settings, source)
+        config = ranks.together(from_mapping, settings, str(options.config or "options"))
     told = told or prepare_machine()
-    from ..training.agreement import LOCAL
     from ..training.folder import RunFolder
     from ..training.overview import overview
     from ..training.prepare import prepare
@@ -83,20 +84,21 @@ def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
         report.note(told)
     if options.resume:
         folder = RunFolder(Path(PretrainConfig(**{k: v for k, v in settings.items() if k == "out"}).out))
-        here = {name: value for name, value in settings.items() if name in LOCAL}
-        settings = ranks.first(folder.settings, settings) | here
+        # What a later rank is given stays its own, to be compared, or to say where its files are.
+        settings = ranks.first(folder.settings, settings) | settings
         config = ranks.together(from_mapping, settings, str(folder.path))
     else:
         folder = RunFolder(Path(config.out))
         if not options.dry_run:
             ranks.first(folder.check_free)
-    prepared = ranks.together(prepare, config, ranks)
+    fresh = ranks.first(folder.is_fresh, options.resume)
+    prepared = ranks.together(lambda: prepare(config, ranks, fresh=fresh))
     if options.resume:
-        ranks.first(lambda: folder.check_same(config, prepared.identity()))
+        ranks.first(folder.check_same, config, prepared.identity(), despite)
     report.console.print(overview(prepared, folder))
     if options.dry_run:
         return _print_json(_planned(prepared)) if options.json and ranks.is_first else 0
-    result = train_prepared(prepared, folder, resume=options.resume, report=report, ranks=ranks)
+    result = train_prepared(prepared, folder, resume=options.resume, despite=despite, report=report, ranks=ranks)
     if ranks.is_first:
         _conclude(report, prepared, folder, result)
         if options.json:
@@ -112,10 +114,16 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         **given_options(options, PretrainConfig),
     }
     check_names(settings, str(options.config or "options"))
-    return with_recipe(settings, options.recipe_file, options.despite)
+    return with_recipe(settings, options.recipe_file, _despite(options), resume=options.resume)
 
 
-def with_recipe(settings: dict[str, Any], file: Path | None, despite: Sequence[str]) -> dict[str, Any]:
+def _despite(options: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(name.replace("-", "_") for name in options.despite)
+
+
+def with_recipe(
+    settings: dict[str, Any], file: Path | None, despite: Sequence[str], *, resume: bool = False
+) -> dict[str, Any]:
     """The settings with a recipe's under them; the recipe may be named in a YAML file too.
 
     Raises:
@@ -125,11 +133,12 @@ def with_recipe(settings: dict[str, Any], file: Path | None, despite: Sequence[s
     if file is None and isinstance(named, str):
         file = Path(named)
     if file is None:
-        if despite:
-            refuse("missing", "despite", "says what may differ from a recipe, and none is given; give --recipe FILE")
+        if despite and not resume:
+            message = "says what may differ from a recipe or a saved run; give --recipe FILE, or --resume"
+            refuse("missing", "despite", message)
         return settings
     rest = {name: value for name, value in settings.items() if name != "recipe"}
-    return Recipe.load(file).settings_with(rest, tuple(name.replace("-", "_") for name in despite))
+    return Recipe.load(file).settings_with(rest, despite)
 
 
 def _conclude(report: ConsoleReporter, prepared: Prepared, folder: RunFolder, result: Run) -> None:

@@ -16,7 +16,7 @@ from ..lm.configs import at_width
 from ..mup import Scales
 from ..plan import plan_optimizer
 from ..recipe import FIXED, TUNED
-from ..training.config import PretrainConfig
+from ..training.config import PRETRAIN_ONLY, PretrainConfig, defaults
 from ..training.prepare import Prepared, plan_run, prepare
 from ..training.step import next_token_loss
 from .cells import Cell
@@ -57,6 +57,9 @@ def language_task(
         Refused: With every reason that the settings, the data and the widths give.
     """
     reasons = Reasons()
+    for name in PRETRAIN_ONLY:
+        if getattr(config, name) != defaults()[name]:
+            reasons.add("unknown", name, f"{getattr(config, name)!r} is no setting of a study; leave it out")
     prepared = reasons.attempt(prepare, replace(config, width=config.base_width))
     if prepared is not None:
         for width in widths:
@@ -66,7 +69,7 @@ def language_task(
     found: Prepared = prepared
     task = Task(
         make=lambda width: build(at_width(found.model_config, width)),
-        batch=lambda number, seed: found.train.shuffled(number, config.batch_size, seed),
+        batch=lambda number, seed: found.train.sequences(number * config.batch_size, config.batch_size, seed),
         loss=next_token_loss,
         shapes=base_shapes(found.model_config, config.base_width),
         optimizer=lambda cell, model, scales: cell_optimizer(config, cell, model, scales),

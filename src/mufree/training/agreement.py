@@ -16,7 +16,7 @@ from .checkpoint import load_state
 from .config import PretrainConfig
 from .ranks import Ranks, digest
 
-LOCAL = frozenset({"data", "tokenizer", "out", "prompt"})
+LOCAL = frozenset({"data", "tokenizer", "cache", "weights", "out", "prompt"})
 """Options that may differ between ranks: where a machine keeps its files. What the files hold is compared."""
 
 _SHARDED = (

@@ -8,7 +8,6 @@ and renamed: a run killed at any moment leaves the old one or the new one.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from ..files import failing_as_os_error, read_json, whole_folder, write_json
 from ..random_state import random_key, set_random_key
 from ..schedule_free.modes import members_of
 from .machine import arithmetic
+from .manifest import is_whole, plain_name, sealed
 
-FORMAT = 1
+FORMAT = 2
 _ARRAYS = ("y", "x", "optimizer", "random")
 _MANIFEST = "manifest.json"
 _FACTS = "facts.json"
@@ -66,7 +66,8 @@ def save_checkpoint(folder: str | Path, model: Any, optimizer: Any, facts: Mappi
                 mx.save_safetensors(str(beside / f"{name}.safetensors"), dict(sorted(values.items())))
         write_json(beside / _FACTS, facts)
         files = {path.name: _checksum(path) for path in sorted(beside.iterdir())}
-        write_json(beside / _MANIFEST, {"format": FORMAT, "arithmetic": arithmetic(), "files": files})
+        manifest = {"format": FORMAT, "arithmetic": arithmetic(), "files": files}
+        write_json(beside / _MANIFEST, sealed(manifest))
     return folder
 
 
@@ -141,6 +142,8 @@ def verify(folder: Path) -> None:
         if version == FORMAT:
             files = {str(name): str(checksum) for name, checksum in dict(manifest["files"]).items()}
             dict(manifest["arithmetic"])
+            if not is_whole(manifest):
+                raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         refuse("damaged", str(folder), f"has no readable {_MANIFEST}; it is no checkpoint of mufree's", CheckpointError)
     if version != FORMAT:
@@ -148,7 +151,9 @@ def verify(folder: Path) -> None:
     reasons = Reasons()
     for name in sorted({*files, *(f"{name}.safetensors" for name in _ARRAYS), _FACTS}):
         path = folder / name
-        if Path(name).name != name or name not in files:
+        if reasons.attempt(plain_name, folder, name) is None:
+            continue
+        if name not in files:
             reasons.add("damaged", str(path), "is not a file that a checkpoint has")
         elif not path.is_file():
             reasons.add("damaged", str(path), "is missing; use another checkpoint")
@@ -162,17 +167,6 @@ def checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.iterdir() if p.name.isdecimal() and p.is_dir()), key=lambda p: int(p.name))
-
-
-def prune(newest: Path, keep: int) -> None:
-    """Remove all checkpoints beside ``newest`` but the last ``keep`` up to it.
-
-    Later ones were passed over for damage when the run went on from before them.
-    """
-    found = checkpoints(newest.parent)
-    place = found.index(newest) + 1
-    for path in [*found[: max(0, place - keep)], *found[place:]]:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _compare(reasons: Reasons, where: str, here: Mapping[str, mx.array], saved: Mapping[str, mx.array]) -> None:

@@ -12,6 +12,9 @@ from .options import check, option
 
 Decay = Literal["independent", "standard", "none"]
 DECAY_RULES = get_args(Decay)
+Dtype = Literal["float32", "bfloat16"]
+Packing = Literal["stream", "documents"]
+AccumulationWeight = Literal["batch", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +40,15 @@ class PretrainConfig:
     zero_query: bool = option(False, "start the attention's queries at zero", group="model")
     seed: int = option(0, "seed of initialisation and data order", group="model", low=0, high=2**64 - 1)
 
-    data: str | None = option(None, "text file, folder of them, or .jsonl with a text field", group="data")
+    data: str | None = option(
+        None, "text file, folder of them, .jsonl with a text field, or .bin/.npy token files", group="data"
+    )
     tokenizer: str | None = option(None, "local tokenizer folder (default: bytes)", group="data")
+    cache: str | None = option(
+        None,
+        "folder for the tokens of a text of more than 32 MB, or of any if given (default: tokens beside the run)",
+        group="data",
+    )
     seq_length: int = option(64, "tokens a sequence", group="data", low=1)
     batch_size: int = option(14, "sequences a micro-batch", group="data", low=1)
     accumulation: int = option(1, "micro-batches an update", group="data", low=1)
@@ -56,6 +66,26 @@ class PretrainConfig:
     )
     warmup: int = option(20, "updates over which the rate rises", group="optimizer", low=0)
 
+    weights: str | None = option(
+        None, "start from these weights alone: an export, a checkpoint's folder or a .safetensors file", group="run"
+    )
+    dtype: Dtype = option(  # noqa: RUF009 – makes a field
+        "float32", "of the weights; the optimizer's state is float32", group="run", choices=get_args(Dtype)
+    )
+    grad_checkpoint: bool = option(False, "compute each block again for its gradient, to save memory", group="run")
+    packing: Packing = option(  # noqa: RUF009 – makes a field
+        "stream",
+        "documents one after the other, cut anywhere, or packed whole into padded sequences",
+        group="run",
+        choices=get_args(Packing),
+    )
+    accumulation_weight: AccumulationWeight = option(  # noqa: RUF009 – makes a field
+        "batch", "what each micro-batch of an update counts by", group="run", choices=get_args(AccumulationWeight)
+    )
+    max_grad_norm: float | None = option(
+        None, "clip the gradient of an update to this norm (default: never)", group="run", above=0
+    )
+
     updates: int | None = option(None, "stop after this many updates (default: 200)", group="length", low=1)
     tokens: int | None = option(None, "stop after this many tokens", group="length", low=1, high=2**63 - 1)
     max_time: float | None = option(None, "stop after this many minutes", group="length", above=0)
@@ -64,7 +94,9 @@ class PretrainConfig:
     report_every: int = option(10, "updates between reports", group="output", low=1)
     eval_every: int = option(100, "updates between validations", group="output", low=1)
     save_every: int = option(50, "updates between checkpoints", group="output", low=1)
-    keep: int = option(2, "checkpoints to keep", group="output", low=1)
+    keep: int = option(
+        2, "last checkpoints to keep, beside the one with the best validation loss", group="output", low=1
+    )
     prompt: str = option("The ", "start of the sample", group="output")
 
     def __post_init__(self) -> None:
@@ -102,10 +134,24 @@ class PretrainConfig:
 DEFAULT_UPDATES = 200
 LENGTHS = ("updates", "tokens", "max_time")
 WHILE_GOING_ON = frozenset(
-    {*LENGTHS, "out", "report_every", "eval_every", "eval_batches", "save_every", "keep", "prompt", "data", "tokenizer"}
+    {
+        *LENGTHS,
+        *("out", "report_every", "eval_every", "eval_batches", "save_every", "keep", "prompt"),
+        *("data", "tokenizer", "cache"),
+    }
 )
 """Options that may differ when a run goes on: none of them changes an update. Data and tokenizer may have moved; what
 they are is compared by content."""
+
+DESPITE = (
+    *("lr", "eps", "weight_decay", "decay_rule", "warmup", "max_grad_norm"),
+    *("batch_size", "accumulation", "accumulation_weight", "seq_length", "packing", "seed", "grad_checkpoint", "data"),
+)
+"""Options that may contradict the saved run where they are named: the checkpoint's arrays mean the same under them.
+``data`` is what the tokens are, not where they lie."""
+
+PRETRAIN_ONLY = ("weights", "dtype", "grad_checkpoint", "packing", "accumulation_weight", "max_grad_norm")
+"""Options that no study reads."""
 
 
 def defaults() -> dict[str, Any]:

@@ -1,27 +1,31 @@
 """Documents, their split, and batches that depend on nothing but their number.
 
-Invariant: batch ``i`` is a function of (tokens, sizes, seed, i), so that a data position is one number and a run that
+Invariant: sequence ``i`` is a function of (tokens, size, seed, i), so that a data position is one number and a run that
 goes on sees exactly what it would have seen.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import Reasons, refuse
+from .permutation import Permutation
+from .tokens import Tokens, digest_and_range
 
 EMBEDDED = "pydoc_data.topics"
 """The corpus that every Python ships: the language reference's help topics, about 466 KB of English."""
 
 VALIDATION_SHARE = 10
 """One document in this many is for validation."""
+
+DRAWN = 1 << 20
+"""Sequences up to which an epoch's order is drawn at once; a longer one is worked out, so that it takes no memory."""
 
 _SPLIT_SEED = 1405
 _MOST_PROBLEMS = 10
@@ -63,7 +67,7 @@ def read_corpus(source: str | Path | None) -> Corpus:
         return _split(EMBEDDED, [text for _, text in sorted(topics.items())])
     path = Path(source)
     reasons = Reasons()
-    documents = [document for file in _files(path) for document in _documents(file, reasons)]
+    documents = [document for file in text_files(path) for document in _documents(file, reasons)]
     if not documents and not reasons.found:
         reasons.add("empty", "data", f"{path} is empty; give a text of at least one sequence")
     _shorten(reasons)
@@ -71,7 +75,12 @@ def read_corpus(source: str | Path | None) -> Corpus:
     return _split(str(path), documents)
 
 
-def _files(path: Path) -> list[Path]:
+def text_files(path: Path) -> list[Path]:
+    """The text files at a path, in order.
+
+    Raises:
+        Refused: If there is none.
+    """
     try:
         if path.is_dir():
             files = sorted(p for p in path.rglob("*") if p.suffix.lower() in (*_TEXT_ENDINGS, ".jsonl") and p.is_file())
@@ -79,7 +88,7 @@ def _files(path: Path) -> list[Path]:
         else:
             files = [path] if path.is_file() else []
             fault = "is neither a file nor a folder" if path.exists() else "does not exist"
-            fault += "; give a text file, a folder of them, or a .jsonl file"
+            fault += "; give a text file, a folder of them, a .jsonl file, or token files"
     except OSError as error:
         refuse("unreadable", "data", f"{str(path)[:80]} cannot be read: {error.strerror}")
     if not files:
@@ -146,17 +155,25 @@ class TokenStream:
     """One long row of token ids, cut into sequences.
 
     Args:
-        ids: Token ids, shape (tokens,).
+        ids: Token ids, shape (tokens,), in memory or mapped.
         seq_length: Tokens a sequence; each comes with the one after it, which is its last target.
         name: What it is, for the errors.
+
+    Attributes:
+        digest: A hash of the token ids (16 hex digits).
+        lowest: The least id.
+        highest: The greatest id.
 
     Raises:
         Refused: If it is shorter than one sequence and its last target.
     """
 
-    ids: np.ndarray
+    ids: Tokens
     seq_length: int
     name: str
+    digest: str = field(init=False)
+    lowest: int = field(init=False)
+    highest: int = field(init=False)
 
     def __post_init__(self) -> None:
         if len(self.ids) <= self.seq_length:
@@ -167,23 +184,25 @@ class TokenStream:
                 "give more text or a smaller seq_length",
             )
 
-    @property
-    def digest(self) -> str:
-        """A hash of the token ids (16 hex digits)."""
-        return hashlib.sha256(self.ids.astype("<i4").tobytes()).hexdigest()[:16]
+        for name, value in zip(("digest", "lowest", "highest"), digest_and_range(self.ids), strict=True):
+            object.__setattr__(self, name, value)
 
     def shuffled(self, number: int, batch_size: int, seed: int) -> np.ndarray:
-        """Training batch ``number``, counted from 0: shape (batch_size, seq_length + 1), int32.
+        """Training batch ``number`` of equal ones, counted from 0: shape (batch_size, seq_length + 1), int32."""
+        return self.sequences(number * batch_size, batch_size, seed)
+
+    def sequences(self, first: int, count: int, seed: int) -> np.ndarray:
+        """Training sequences from number ``first`` on, counted from 0: shape (count, seq_length + 1), int32.
 
         The stream is gone through epoch after epoch; each epoch cuts it at another offset and in another order.
         """
         slack = min(self.seq_length - 1, len(self.ids) - self.seq_length - 1)
         per_epoch = (len(self.ids) - 1 - slack) // self.seq_length
         rows = []
-        for row in range(number * batch_size, (number + 1) * batch_size):
+        for row in range(first, first + count):
             epoch, index = divmod(row, per_epoch)
             offset, order = _epoch(seed, epoch, slack, per_epoch)
-            rows.append(self._sequence(offset + order[index] * self.seq_length))
+            rows.append(self._sequence(offset + order(index) * self.seq_length))
         return np.stack(rows)
 
     def evenly(self, batches: int, batch_size: int) -> list[np.ndarray]:
@@ -204,10 +223,18 @@ class TokenStream:
 
 
 @lru_cache(maxsize=4)
-def _epoch(seed: int, epoch: int, slack: int, per_epoch: int) -> tuple[int, np.ndarray]:
+def _epoch(seed: int, epoch: int, slack: int, per_epoch: int) -> tuple[int, Callable[[int], int]]:
     """Offset and order of one epoch."""
     random = np.random.default_rng([seed, epoch])
-    return int(random.integers(slack + 1)), random.permutation(per_epoch)
+    return int(random.integers(slack + 1)), random_order(random, per_epoch)
+
+
+def random_order(random: np.random.Generator, size: int) -> Callable[[int], int]:
+    """A random order of so many: the entry at each place."""
+    if size > DRAWN:
+        return Permutation(size, tuple(map(int, random.integers(2**63, size=4))))
+    order = random.permutation(size)
+    return lambda index: int(order[index])
 
 
 def token_stream(

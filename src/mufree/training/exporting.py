@@ -19,13 +19,14 @@ from .data import EMBEDDED
 from .folder import RunFolder
 
 
-def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"] = "x") -> Path:
+def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"] = "x", best: bool = False) -> Path:
     """Export a run's newest whole checkpoint for ``mlx_lm.load``; no optimizer state goes along.
 
     Args:
         run: A run's folder.
         folder: Where to write.
         weights: ``"x"``, the average, or ``"y"``, where gradients were taken.
+        best: Take the checkpoint with the lowest validation loss at ``x`` instead, where one was measured.
 
     Returns:
         The folder written.
@@ -36,7 +37,7 @@ def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"
     """
     place, folder = RunFolder(Path(run)), Path(folder)
     identity = place.saved()["identity"]
-    path = place.newest()
+    path = place.newest(best=best)
     check_replaceable(folder)
     facts = read_facts(path)
     model = build(identity["model_config"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 
 from ..errors import CheckpointError, Reasons, refuse
 from ..files import nearest, read_json, recover, recover_all, write_json
-from .checkpoint import checkpoints, verify
-from .config import LENGTHS, WHILE_GOING_ON, PretrainConfig, defaults
+from .checkpoint import checkpoints, read_facts, verify
+from .config import DESPITE, LENGTHS, WHILE_GOING_ON, PretrainConfig, defaults
+from .keeping import best as best_of
+from .manifest import is_whole, sealed
 
 _RUN = "run.json"
 _PARTS = ("settings", "identity")
@@ -25,6 +28,7 @@ _SOURCES = {
     "valid_tokens": "data and tokenizer",
 }
 """By part of a run's identity: what it comes from."""
+_OF_DATA = ("train_tokens", "valid_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,17 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def describe(self, config: Any, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-        """Keep what the run is."""
-        write_json(self.description, {"settings": asdict(config), "identity": dict(identity), "plan": dict(plan)})
+    def describe(self, config: Any, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+        """Keep what the run is.
+
+        Returns:
+            Its name, which no other run has and each of its checkpoints bears.
+        """
+        name = str(self.saved().get("run") or "") if self.description.is_file() else ""
+        name = name or secrets.token_hex(8)
+        content = {"run": name, "settings": asdict(config), "identity": dict(identity), "plan": dict(plan)}
+        write_json(self.description, sealed(content))
+        return name
 
     def saved(self) -> dict[str, Any]:
         """The settings and identity of the run in the folder.
@@ -124,7 +136,7 @@ class RunFolder:
             saved = read_json(where)
         except (OSError, ValueError):
             saved = None
-        if not isinstance(saved, dict) or any(not isinstance(saved.get(name), dict) for name in _PARTS):
+        if not is_whole(saved) or any(not isinstance(saved.get(name), dict) for name in _PARTS):
             message = f"{where} is not what mufree writes; its run cannot go on, but its checkpoints may be whole"
             refuse("damaged", "out", message, CheckpointError)
         return saved
@@ -136,52 +148,87 @@ class RunFolder:
             saved.update(dict.fromkeys(LENGTHS))
         return {**saved, **given, "out": str(self.path)}
 
-    def check_same(self, config: PretrainConfig, identity: Mapping[str, Any]) -> None:
+    def check_same(
+        self, config: PretrainConfig, identity: Mapping[str, Any], despite: Collection[str] = ()
+    ) -> tuple[str, ...]:
         """Refuse to go on with another run's settings, model or data.
 
+        Args:
+            config: The settings.
+            identity: What the run is besides.
+            despite: Names of settings that are meant to differ, of :data:`~mufree.training.config.DESPITE`.
+
+        Returns:
+            A sentence for each that does differ.
+
         Raises:
-            CheckpointError: With every difference that would change an update.
+            CheckpointError: With every difference that would change an update and is not meant.
         """
         saved = self.saved()
         before_all = {**defaults(), **saved["settings"]}
-        reasons = Reasons()
+        reasons, notes = Reasons(), []
+        for name in despite:
+            if name not in DESPITE:
+                message = f"{name!r} cannot differ from the saved run's; one of: {', '.join(DESPITE)}"
+                reasons.add("unknown", "despite", message)
         for name, value in asdict(config).items():
             before = before_all[name]
-            if name not in WHILE_GOING_ON and value != before:
-                reasons.add("contradiction", name, f"{value!r} contradicts the saved run's {before!r}; leave it out")
+            if name in WHILE_GOING_ON or value == before:
+                continue
+            if name in despite:
+                notes.append(f"as it is meant to, {name} goes on at {value!r}; it was {before!r}")
+                continue
+            remedy = f"leave it out, or say that it is meant: --despite {name}" if name in DESPITE else "leave it out"
+            reasons.add("contradiction", name, f"{value!r} contradicts the saved run's {before!r}; {remedy}")
         if not reasons.found:
             for name, value in identity.items():
-                if value != saved["identity"].get(name):
-                    message = f"is not that of the run in {self.path}; give the {_SOURCES[name]} that it started with"
-                    reasons.add("contradiction", name, message)
+                if value == saved["identity"].get(name):
+                    continue
+                if name in _OF_DATA and "data" in despite:
+                    notes.append(f"as it is meant to, it goes on with other {name.replace('_', ' ')}")
+                    continue
+                message = f"is not that of the run in {self.path}; give the {_SOURCES[name]} that it started with"
+                reasons.add("contradiction", name, message)
         reasons.refuse_if_any(CheckpointError)
+        return tuple(notes)
 
     def latest(self) -> tuple[Path | None, list[str]]:
-        """The newest whole checkpoint, and a sentence for each damaged one that was passed over.
+        """The newest whole checkpoint of this run, and a sentence for each other one that was passed over.
 
         Raises:
             CheckpointError: If there are checkpoints and none is whole, with everything that is wrong with each.
         """
         damaged = Reasons()
         found = checkpoints(self.checkpoints)
+        run = self.saved().get("run") if found else None
         for path in reversed(found):
             try:
                 verify(path)
+                if run is not None and read_facts(path).get("run", run) != run:
+                    refuse("another_run", str(path), "is a checkpoint of another run", CheckpointError)
             except CheckpointError as error:
                 damaged.extend(error)
                 continue
-            return path, [f"passed over a damaged checkpoint: {reason}" for reason in damaged.found]
+            return path, [f"passed over a checkpoint: {reason}" for reason in damaged.found]
         damaged.refuse_if_any(CheckpointError)
         return None, []
 
-    def newest(self) -> Path:
-        """The newest whole checkpoint.
+    def is_fresh(self, resume: bool) -> bool:
+        """Whether a run starts from its beginning: a new one, or one that goes on without a checkpoint yet."""
+        return not (resume and checkpoints(self.checkpoints))
+
+    def newest(self, *, best: bool = False) -> Path:
+        """The newest whole checkpoint, or the one with the lowest validation loss at ``x``.
 
         Raises:
             Refused: If there is none yet.
             CheckpointError: If none is whole.
         """
         path, _ = self.latest()
+        leader = best_of(checkpoints(self.checkpoints)) if best else None
+        if leader is not None:
+            verify(leader)
+            return leader
         return path or refuse("missing", str(self.path), "has no checkpoint yet; train with a smaller --save-every")
 
     def check_parts(self) -> None:

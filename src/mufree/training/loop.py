@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import NonFiniteLoss
+from ..schedule_free.averaging import RESERVED
 from .agreement import check_whole
 from .ranks import ALONE, Ranks
 from .step import Loss, TrainStep, next_token_loss
+
+_TINY = 1e-30
+"""Keeps the ratio of a model of zeros at 0."""
 
 
 @dataclass(slots=True)
@@ -24,12 +28,14 @@ class Position:
         update: Updates made.
         micro_batches: Micro-batches used, which is the number of the next one.
         tokens: Tokens learned from.
+        offset: Tokens of the data gone through: more than ``tokens`` where sequences are padded.
         seconds: Time spent in training, over all its parts.
     """
 
     update: int = 0
     micro_batches: int = 0
     tokens: int = 0
+    offset: int = 0
     seconds: float = 0.0
 
 
@@ -44,6 +50,10 @@ class Trainer:
         loss: Mean loss of a micro-batch.
         ranks: The processes that train together. Each gives the same whole batches and takes its own rows of them, so
             that their updates are those of one process; layers that draw at random draw the same on each rank's rows.
+        accumulation_weight: What a micro-batch counts by: every one alike (``"batch"``), or by its tokens
+            (``"tokens"``), which makes the update that of one large batch where they differ.
+        count: Tokens that some rows are learned from, where ``loss`` is a mean over these; those of several ranks add
+            up to the micro-batch's. None for those of their shape.
 
     Raises:
         Refused: For a model of which this rank holds a part only.
@@ -58,6 +68,8 @@ class Trainer:
         accumulation: int = 1,
         loss: Loss = next_token_loss,
         ranks: Ranks = ALONE,
+        accumulation_weight: Literal["batch", "tokens"] = "batch",
+        count: Callable[[Any], int] | None = None,
     ) -> None:
         check_whole(model)
         optimizer.init(model.trainable_parameters())
@@ -66,7 +78,8 @@ class Trainer:
         self.position = Position()
         self._batch = batch
         self._accumulation = accumulation
-        self._loss = loss
+        self._weighted = accumulation_weight == "tokens"
+        self._count = count
         self._ranks = ranks
         self._step = TrainStep(model, optimizer, loss, ranks)
         self._evaluation = mx.compile(lambda rows: loss(model, rows), inputs=model.state)
@@ -75,20 +88,55 @@ class Trainer:
         """Make the next update and return its mean loss.
 
         Raises:
-            NonFiniteLoss: If the loss is infinite or not a number. The update has been made by then; go back to the
-                last checkpoint.
+            NonFiniteLoss: If the loss or the gradient is infinite or not a number. The update has been made by then;
+                go back to the last checkpoint.
         """
         first = self.position.micro_batches
         numbers = range(first, first + self._accumulation)
         batches = [_arrays(self._batch(number)) for number in numbers]
         self.model.train()
-        loss = self._step([self._ranks.part(batch) for batch in batches])
+        counts = list(map(self._count or _tokens, batches))
+        parts = list(map(self._ranks.part, batches))
+        loss = self._step(parts, self._weights(parts, counts))
         self.position.update += 1
         self.position.micro_batches += self._accumulation
-        self.position.tokens += sum(map(_tokens, batches))
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(f"the loss of update {self.position.update} is {loss}")
+        self.position.tokens += sum(counts)
+        self.position.offset += sum(map(_size, batches))
+        for name, value in (("loss", loss), ("gradient's norm", self._step.gradient_norm)):
+            if not math.isfinite(value):
+                raise NonFiniteLoss(f"the {name} of update {self.position.update} is {value}")
         return loss
+
+    def _weights(self, parts: Sequence[Any], counts: Sequence[int]) -> list[float] | None:
+        """What this rank's part of each micro-batch counts by; None if all alike.
+
+        Args:
+            parts: This rank's rows of every micro-batch.
+            counts: Tokens of every whole one.
+        """
+        if not self._weighted and (self._count is None or self._ranks.size == 1):
+            return None
+        # Where micro-batches count alike, their parts may not: each rank's loss is a mean over its own tokens only.
+        wholes = [sum(counts)] * len(counts) if self._weighted else [n * len(counts) for n in counts]
+        own = map(self._count or _tokens, parts)
+        return [self._ranks.size * n / whole for n, whole in zip(own, wholes, strict=True)]
+
+    def measures(self) -> dict[str, float]:
+        """What the last update was like; weights and state are only looked at.
+
+        Returns:
+            ``gradient_norm`` (before clipping), and for a schedule-free optimizer ``c`` (the averaging weight) and
+            ``x_to_y``, ‖x − y‖ / ‖x‖ over all trained parameters.
+        """
+        found = {"gradient_norm": self._step.gradient_norm}
+        if hasattr(self.optimizer, "average") and RESERVED in self.optimizer.state:
+            y = self.model.trainable_parameters()
+            x = dict(tree_flatten(self.optimizer.average(y)))
+            apart = mx.stack([_squares(x[path] - array) for path, array in tree_flatten(y)]).sum()
+            size = mx.stack([_squares(array) for array in x.values()]).sum()
+            found["c"] = self.optimizer.state[RESERVED]["c"].item()
+            found["x_to_y"] = float(mx.sqrt(apart / mx.maximum(size, _TINY)).item())  # type: ignore[arg-type]
+        return found
 
     def evaluate(self, batches: Sequence[Any], *, at: str = "x") -> float:
         """Mean loss over batches, at ``x`` or at ``y``; weights, state and mode are as before afterwards.
@@ -107,9 +155,10 @@ class Trainer:
 
     def _mean_loss(self, batches: Sequence[Any]) -> float:
         self.model.eval()
-        losses = self._ranks.spread(lambda batch: float(self._evaluation(_arrays(batch)).item()), batches)  # type: ignore[arg-type]
+        arrays = list(map(_arrays, batches))
+        losses = self._ranks.spread(lambda one: float(self._evaluation(one).item()), arrays)  # type: ignore[arg-type]
         self.model.train()
-        sizes = [len(batch[0] if isinstance(batch, tuple | list) else batch) for batch in batches]
+        sizes = [self._count(one) if self._count else len(one[0] if isinstance(one, tuple) else one) for one in arrays]
         total, rows = sum(loss * size for loss, size in zip(losses, sizes, strict=True)), sum(sizes)
         if not math.isfinite(total):
             raise NonFiniteLoss(f"the validation loss after update {self.position.update} is {total / rows}")
@@ -130,6 +179,15 @@ class Trainer:
 def _arrays(batch: Any) -> Any:
     """A batch as MLX arrays: one array, or a tuple of them."""
     return tuple(map(mx.array, batch)) if isinstance(batch, tuple | list) else mx.array(batch)
+
+
+def _squares(array: mx.array) -> mx.array:
+    return mx.square(array.astype(mx.float32)).sum()
+
+
+def _size(batch: Any) -> int:
+    """Tokens of the data that a batch is, padding among them."""
+    return _tokens(batch[0]) if isinstance(batch, tuple) else _tokens(batch)
 
 
 def _tokens(batch: Any) -> int:

@@ -12,10 +12,11 @@ from rich.table import Table
 from ..recipe import Recipe
 
 if TYPE_CHECKING:
+    from .config import PretrainConfig
     from .folder import RunFolder
     from .prepare import Prepared
 _CHECKPOINT, _EXPORT = 16, 4
-"""Bytes a parameter: float32 y, x, z and v; and x alone."""
+"""Bytes a parameter: float32 y, x, z and v (bfloat16 y and x, and y once more in float32); and x alone."""
 
 
 def overview(prepared: Prepared, folder: RunFolder) -> Group:
@@ -79,7 +80,7 @@ def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
     parameters = sum(array.size for _, array in tree_flatten(prepared.model.trainable_parameters()))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in (
-        ("model", f"{config.model_type}, width {config.width}, {config.layers} layers, {parameters:,} parameters"),
+        ("model", f"{config.model_type}, width {config.width}, {config.layers} layers, {parameters:,} {_type(config)}"),
         ("μP", f"base width {config.base_width}: {_multiplier(prepared)}; {prepared.scales.readout.way}"),
         ("optimizer", f"{plan.optimizer_name}, rate {plan.peak_lr:g} at the base width, β {plan.betas}"),
         *([("recipe", Recipe.from_mapping(config.recipe).summary())] if config.recipe else []),
@@ -88,12 +89,17 @@ def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
         ("an update", f"{config.accumulation} × {config.batch_size} sequences × {config.seq_length} tokens"),
         ("data", f"{prepared.corpus.name}: {_documents(prepared)}"),
         ("writes", f"{folder.metrics}, {folder.checkpoints} (every {config.save_every} updates), {folder.export}"),
-        ("", _sizes(config.keep, parameters)),
+        ("", _sizes(config, parameters)),
     ):
         table.add_row(name, value)
     for text in (*plan.notes, *plan.warnings, *([prepared.corpus.note] if prepared.corpus.note else [])):
         table.add_row("note", text)
     return table
+
+
+def _type(config: PretrainConfig) -> str:
+    blocks = ", blocks computed again for their gradients" if config.grad_checkpoint else ""
+    return ("parameters" if config.dtype == "float32" else f"parameters in {config.dtype}") + blocks
 
 
 def _multiplier(prepared: Prepared) -> str:
@@ -112,14 +118,18 @@ def _stops(prepared: Prepared) -> str:
 
 def _documents(prepared: Prepared) -> str:
     corpus, train, valid = prepared.corpus, prepared.train, prepared.valid
+    if not corpus.train:
+        return f"{len(train.ids):,} tokens to train on, {len(valid.ids):,} to validate on"
     return (
         f"{len(corpus.train)} documents, {len(train.ids):,} tokens to train on; "
         f"{len(corpus.valid)}, {len(valid.ids):,} to validate on"
     )
 
 
-def _sizes(kept: int, parameters: int) -> str:
-    return f"{kept} checkpoints of {_size(_CHECKPOINT * parameters)}, an export of {_size(_EXPORT * parameters)}"
+def _sizes(config: PretrainConfig, parameters: int) -> str:
+    export = _EXPORT * parameters if config.dtype == "float32" else _EXPORT * parameters // 2
+    each = _size(_CHECKPOINT * parameters)
+    return f"{config.keep} checkpoints and the best, of {each} each; an export of {_size(export)}"
 
 
 def _size(count: float) -> str:

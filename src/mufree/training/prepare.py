@@ -13,14 +13,17 @@ from ..build import build_optimizer
 from ..errors import Reasons, Refused
 from ..lm.building import base_shapes, build
 from ..lm.configs import at_width, new_config
-from ..lm.tokenizer import encode_documents, load_tokenizer, tokenizer_hash
+from ..lm.tokenizer import load_tokenizer, tokenizer_hash
 from ..mup import parametrize
 from ..plan import OptimizerPlan, plan_optimizer
 from ..recipe import Recipe
 from .config import PretrainConfig
-from .data import Corpus, TokenStream, read_corpus, token_stream
+from .data import Corpus
+from .grad_checkpoint import checkpoint_gradients
 from .memory import check_memory
 from .ranks import ALONE, Ranks
+from .sources import Found, Stream, read_data
+from .weights import load_weights
 
 if TYPE_CHECKING:
     from ..mup import Scales
@@ -41,6 +44,7 @@ class Prepared:
         corpus: The documents.
         train: Tokens to train on.
         valid: Tokens to validate on.
+        notes: What a person should know of how it starts.
     """
 
     config: PretrainConfig
@@ -51,8 +55,9 @@ class Prepared:
     optimizer: Any
     tokenizer: Any
     corpus: Corpus
-    train: TokenStream
-    valid: TokenStream
+    train: Stream
+    valid: Stream
+    notes: tuple[str, ...] = ()
 
     def identity(self) -> dict[str, Any]:
         """What a run must share with the one that it goes on from, beside its settings."""
@@ -64,10 +69,15 @@ class Prepared:
         }
 
 
-def prepare(config: PretrainConfig, ranks: Ranks = ALONE) -> Prepared:
+def prepare(config: PretrainConfig, ranks: Ranks = ALONE, *, fresh: bool = True) -> Prepared:
     """Decide everything from the settings: data, model, μP, optimizer.
 
     The global random state is set from ``config.seed``; the model is fresh and parametrized, the same on every rank.
+
+    Args:
+        config: The settings.
+        ranks: The processes that train together; each reads its own data.
+        fresh: Whether the run starts from here; one that goes on from a checkpoint needs no ``config.weights``.
 
     Raises:
         Refused: With every reason that the settings, the data and the tokenizer give.
@@ -78,17 +88,13 @@ def prepare(config: PretrainConfig, ranks: Ranks = ALONE) -> Prepared:
     reasons.attempt(ranks.check_batch, config.batch_size)
     vocab_size = 257 if tokenizer is None else len(tokenizer)
     model_config = reasons.attempt(_model_config, config, vocab_size, ranks.size)
-    corpus = reasons.attempt(read_corpus, config.data)
-    train = valid = None
-    if corpus is not None and tokenizer is not None:
-        train = reasons.attempt(token_stream, corpus.train, _encoder(tokenizer), config.seq_length, "training")
-        valid = reasons.attempt(token_stream, corpus.valid, _encoder(tokenizer), config.seq_length, "validation")
+    data = reasons.attempt(read_data, config, tokenizer)
     if config.recipe and model_config is not None and tokenizer is not None:
         reasons.attempt(_check_recipe, config, model_config, tokenizer)
     reasons.refuse_if_any()
     # Nothing was refused, so nothing is missing; the type checker cannot know.
-    plan, model_config, corpus = cast(OptimizerPlan, plan), cast(dict[str, Any], model_config), cast(Corpus, corpus)
-    train, valid = cast(TokenStream, train), cast(TokenStream, valid)
+    plan, model_config = cast(OptimizerPlan, plan), cast(dict[str, Any], model_config)
+    corpus, train, valid = cast(Found, data)
     mx.random.seed(config.seed)
     model = build(model_config)
     scales = parametrize(
@@ -98,10 +104,15 @@ def prepare(config: PretrainConfig, ranks: Ranks = ALONE) -> Prepared:
         zero_query=config.zero_query,
         weight_decay=config.decay_rule,
     )
+    notes = load_weights(model, config.weights) if config.weights is not None and fresh else ()
+    if config.dtype != "float32":
+        model.set_dtype(getattr(mx, config.dtype))
+    if config.grad_checkpoint:
+        checkpoint_gradients(model)
     with _named_as_options():
         optimizer = build_optimizer(plan, model, scales=scales)
     mx.eval(model.parameters())
-    return Prepared(config, model_config, model, scales, plan, optimizer, tokenizer, corpus, train, valid)
+    return Prepared(config, model_config, model, scales, plan, optimizer, tokenizer, corpus, train, valid, notes)
 
 
 def plan_run(config: PretrainConfig) -> OptimizerPlan:
@@ -115,6 +126,7 @@ def plan_run(config: PretrainConfig) -> OptimizerPlan:
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             grad_accumulation_steps=config.accumulation,
+            max_grad_norm=config.max_grad_norm,
         )
 
 
@@ -158,7 +170,3 @@ def _model_config(config: PretrainConfig, vocab_size: int, ranks: int) -> dict[s
 def _check_recipe(config: PretrainConfig, model_config: dict[str, Any], tokenizer: Any) -> None:
     recipe = Recipe.from_mapping(config.recipe)
     recipe.check_covers(at_width(model_config, config.base_width), tokenizer_hash(tokenizer))
-
-
-def _encoder(tokenizer: Any) -> Any:
-    return lambda documents: encode_documents(tokenizer, documents)

@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...training.interrupt import stop_on_signals
-from ...training.pretrain import Run
 from ...training.report import Metrics, Reporter, Silent
+from ...training.run import Run
 from .folder import AdapterFolder, named_adapter_path
 from .prepare import Prepared, prepare
 from .session import Session
@@ -70,7 +70,7 @@ def tune_prepared(prepared: Prepared, *, resume: bool, report: Reporter) -> Run:
         if resume:
             session.restore()
         if session.writes:
-            folder.describe(config, identity, plan)
+            session.name = folder.describe(config, identity, plan)
             made = session.start.iteration if session.start else 0
             session.metrics = Metrics(folder.metrics, made, counter="iteration")
             stack.callback(session.metrics.close)

@@ -15,11 +15,12 @@ from mlx_lm.tuner.datasets import CacheDataset
 from mlx_lm.tuner.trainer import TrainingArgs, default_loss, train
 
 from ...errors import NonFiniteLoss
-from ...training.checkpoint import load_checkpoint, prune, save_checkpoint, saved_arithmetic
+from ...training.checkpoint import load_checkpoint, save_checkpoint, saved_arithmetic
 from ...training.interrupt import StopRequest
+from ...training.keeping import prune
 from ...training.machine import arithmetic, differences
-from ...training.pretrain import Run
 from ...training.report import Metrics, Reporter, Silent
+from ...training.run import Run
 from .batches import Batches, Position
 from .folder import AdapterFolder, replace_adapters, save_adapters
 from .periods import Since, WhenDue
@@ -50,6 +51,7 @@ class Session:
         self.stop: StopRequest | None = None
         self.start: Position | None = None
         self.boundary: Position | None = None
+        self.name = ""
         self.saved = -1
         self.best: dict[str, Any] = {}
         self._others: Any = None
@@ -214,7 +216,7 @@ class Session:
             self.folder.keep_numbered(made)
         if self.boundary.iteration == self.saved:
             return
-        facts = {"position": self.boundary.as_dict(), "losses": self.run.losses, "best": self.best}
+        facts = {"run": self.name, "position": self.boundary.as_dict(), "losses": self.run.losses, "best": self.best}
         path = self.folder.checkpoint(self.boundary.iteration)
         save_checkpoint(path, Trained(self.model), self.optimizer, {**facts, "plan": self.prepared.plan()})
         self.saved = self.boundary.iteration

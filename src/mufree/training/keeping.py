@@ -1,0 +1,39 @@
+"""Which checkpoints of a run are kept: the last ones, and the best."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from .checkpoint import checkpoints, read_facts
+
+
+def validated_loss(checkpoint: Path) -> float | None:
+    """The validation loss at ``x`` of the very update that a checkpoint holds; None if it was not measured there."""
+    try:
+        facts = read_facts(checkpoint)
+        if facts["validated"] != facts["position"]["update"]:
+            return None
+        return float(facts["losses"]["valid_loss_x"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # damaged, or another's
+
+
+def best(found: Sequence[Path]) -> Path | None:
+    """The checkpoint with the lowest validation loss at ``x``, the earliest of equals."""
+    losses = [(loss, path) for path in found if (loss := validated_loss(path)) is not None]
+    return min(losses, key=lambda one: one[0])[1] if losses else None
+
+
+def prune(newest: Path, keep: int) -> None:
+    """Remove all checkpoints beside ``newest`` but the last ``keep`` up to it, and the best up to it.
+
+    Later ones were passed over for damage when the run went on from before them.
+    """
+    found = checkpoints(newest.parent)
+    place = found.index(newest) + 1
+    kept = {*found[max(0, place - keep) : place], best(found[:place])}
+    for path in found:
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,111 @@
+"""Where a run's tokens come from: text in memory, text that is tokenised once into files, or token files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import Reasons, refuse
+from ..lm.tokenizer import encode_documents, tokenizer_hash
+from .config import PretrainConfig
+from .data import VALIDATION_SHARE, Corpus, TokenStream, read_corpus, text_files, token_stream
+from .packing import PackedStream
+from .tokenised import tokenised
+from .tokens import MappedTokens, TokenFile, holds_tokens, token_files
+
+LARGE = 32 << 20
+"""Bytes of text from which it is tokenised into files."""
+
+Stream = TokenStream | PackedStream
+Found = tuple[Corpus, Stream, Stream]
+_CUT = "the last tenth of the tokens is for validation"
+
+
+def read_data(config: PretrainConfig, tokenizer: Any | None) -> Found | None:
+    """What to train and to validate on.
+
+    Args:
+        config: The settings.
+        tokenizer: A transformers tokenizer, or None if it was refused: then only what needs none is looked at.
+
+    Raises:
+        Refused: With every reason that the data give.
+    """
+    if config.data is not None and _holds_tokens(Path(config.data)):
+        return None if tokenizer is None else _from_token_files(config, tokenizer)
+    if config.data is not None and (config.cache is not None or _bytes(Path(config.data)) > LARGE):
+        return None if tokenizer is None else _from_large_text(config, tokenizer)
+    corpus = read_corpus(config.data)
+    if tokenizer is None:
+        return None
+    encode, length = _encoder(tokenizer), config.seq_length
+    made = (
+        lambda: token_stream(corpus.train, encode, length, "training"),
+        lambda: token_stream(corpus.valid, encode, length, "validation"),
+    )
+    return _both(corpus, made, config, tokenizer)
+
+
+def _holds_tokens(path: Path) -> bool:
+    try:
+        return path.exists() and holds_tokens(path)
+    except OSError:
+        return False  # what is wrong with it is told where it is read
+
+
+def _bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in text_files(path))
+
+
+def _from_token_files(config: PretrainConfig, tokenizer: Any) -> Found:
+    train, valid = token_files(Path(config.data or ""), len(tokenizer))
+    if not train:
+        refuse("missing", "data", f"{config.data} holds no tokens to train on; give files that are not named val…")
+    return _from_files(Corpus(str(config.data), (), ()), train, valid, config, tokenizer)
+
+
+def _from_large_text(config: PretrainConfig, tokenizer: Any) -> Found:
+    files = text_files(Path(config.data or ""))
+    cache = Path(config.cache) if config.cache is not None else Path(config.out).parent / "tokens"
+    found = tokenised(files, cache, _encoder(tokenizer), tokenizer=tokenizer_hash(tokenizer), vocab_size=len(tokenizer))
+    corpus = Corpus(str(config.data), (), (), f"tokenised into {found.folder}: {sum(found.documents):,} documents")
+    return _from_files(corpus, found.train, found.valid, config, tokenizer)
+
+
+def _from_files(
+    corpus: Corpus, train: Sequence[TokenFile], valid: Sequence[TokenFile], config: PretrainConfig, tokenizer: Any
+) -> Found:
+    total = len(MappedTokens(train))
+    cut = total if valid else total - total // VALIDATION_SHARE
+    note = corpus.note if valid else "; ".join(filter(None, (corpus.note, _CUT)))
+    held_out = MappedTokens(valid) if valid else MappedTokens(train, cut)
+    made = (
+        lambda: TokenStream(MappedTokens(train, 0, cut), config.seq_length, "training"),
+        lambda: TokenStream(held_out, config.seq_length, "validation"),
+    )
+    return _both(Corpus(corpus.name, (), (), note), made, config, tokenizer)
+
+
+def _both(corpus: Corpus, make: Sequence[Callable[[], TokenStream]], config: PretrainConfig, tokenizer: Any) -> Found:
+    reasons = Reasons()
+    made = [reasons.attempt(_stream, one, config, tokenizer) for one in make]
+    reasons.refuse_if_any()
+    train, valid = (one for one in made if one is not None)
+    return corpus, train, valid
+
+
+def _stream(make: Callable[[], TokenStream], config: PretrainConfig, tokenizer: Any) -> Stream:
+    stream = make()
+    if stream.lowest < 0 or stream.highest >= len(tokenizer):
+        wrong = stream.lowest if stream.lowest < 0 else stream.highest
+        message = (
+            f"the {stream.name} part holds the id {wrong}, the tokenizer has {len(tokenizer)} tokens; "
+            "give the tokenizer that made it (and see that a .bin file has the width of its ids in its name)"
+        )
+        refuse("out_of_range", "data", message)
+    return PackedStream(stream, tokenizer.eos_token_id) if config.packing == "documents" else stream
+
+
+def _encoder(tokenizer: Any) -> Any:
+    return lambda documents: encode_documents(tokenizer, documents)

@@ -1,0 +1,113 @@
+"""Token ids in files, mapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mufree import Refused
+from mufree.training import pretrain
+from mufree.training.data import TokenStream
+from mufree.training.prepare import prepare
+from mufree.training.tokens import MappedTokens, bin_file, digest_and_range, token_files
+from training_settings import tiny
+
+IDS = np.random.default_rng(0).integers(0, 257, 4000)
+
+
+def resident(kind: str = "Rss") -> int:
+    """Bytes of this process in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"Vm{kind.upper()}:"))
+
+
+def shards(folder: Path, *cuts: int) -> list[Path]:
+    """The ids in files that end at the cuts, in three formats by turns."""
+    folder.mkdir(exist_ok=True)
+    edges, found = [0, *cuts, len(IDS)], []
+    for number in range(len(edges) - 1):
+        part = IDS[edges[number] : edges[number + 1]]
+        name = folder / f"{number}{('.bin', '.uint32.bin', '.npy')[number % 3]}"
+        if number % 3 == 2:
+            np.save(name, part)
+        else:
+            part.astype("<u4" if number % 3 else "<u2").tofile(name)
+        found.append(name)
+    return found
+
+
+def test_files_are_one_row_of_ids(tmp_path: Path) -> None:
+    """Any slice, across files of every format, is that of the ids; so is the hash."""
+    shards(tmp_path / "t", 1000, 1001, 2500)
+    train, valid = token_files(tmp_path / "t", 257)
+    mapped = MappedTokens(train)
+    assert (len(mapped), valid) == (len(IDS), [])
+    for start, stop in ((0, 10), (995, 1005), (999, 2600), (0, 4000), (3990, 9999), (5, 5)):
+        assert mapped[start:stop].tolist() == IDS[start:stop].tolist()
+        assert mapped[start:stop].dtype == np.int32
+    part = MappedTokens(train, 990, 1010)
+    assert part[:].tolist() == IDS[990:1010].tolist()
+    assert part[5:100].tolist() == IDS[995:1010].tolist()
+    assert digest_and_range(mapped) == digest_and_range(IDS.astype(np.int32)) == (*digest_and_range(mapped)[:1], 0, 256)
+
+
+def test_a_run_on_files_is_the_run_on_the_same_ids_in_memory(tmp_path: Path) -> None:
+    """The same batches, one file or several; val… is for validation, otherwise the last tenth is."""
+    shards(tmp_path / "one")
+    shards(tmp_path / "three", 700, 2100)
+    memory = TokenStream(IDS[:3600].astype(np.int32), 16, "training")
+    for name in ("one", "three"):
+        prepared = prepare(tiny(tmp_path / "run", data=str(tmp_path / name)))
+        assert np.array_equal(prepared.train.sequences(0, 300, 4), memory.sequences(0, 300, 4))
+        assert prepared.valid.ids[:].tolist() == IDS[3600:].tolist()
+        assert "last tenth" in prepared.corpus.note
+    IDS[:500].astype("<u2").tofile(tmp_path / "one" / "val.bin")
+    prepared = prepare(tiny(tmp_path / "run", data=str(tmp_path / "one")))
+    assert (len(prepared.train.ids), len(prepared.valid.ids)) == (4000, 500)
+    assert prepared.valid.ids[:].tolist() == IDS[:500].tolist()
+
+
+def test_a_file_is_the_same_data_whatever_its_format(tmp_path: Path) -> None:
+    """Trained on .bin, gone on with the same ids as .npy, elsewhere."""
+    IDS.astype("<u2").tofile(tmp_path / "a.bin")
+    np.save(tmp_path / "b.npy", IDS.astype(np.uint16))
+    pretrain(tiny(tmp_path / "run", data=str(tmp_path / "a.bin"), updates=2))
+    assert pretrain(tiny(tmp_path / "run", data=str(tmp_path / "b.npy"), updates=3), resume=True).update == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "says"),
+    [
+        ("odd.bin", lambda p: p.write_bytes(b"12345"), "no whole number of 2-byte ids"),
+        ("empty.bin", lambda p: p.write_bytes(b""), "has 0 tokens"),
+        ("short.bin", lambda p: p.write_bytes(bytes(20)), "a sequence takes 17"),
+        ("high.bin", lambda p: np.full(99, 257, "<u2").tofile(p), r"holds the id 257, the tokenizer has 257 tokens"),
+        ("low.npy", lambda p: np.save(p, np.full(99, -1)), "holds the id -1"),
+        ("huge.npy", lambda p: np.save(p, np.full(99, 2**40)), "holds the id 1099511627776"),
+        ("float.npy", lambda p: np.save(p, np.zeros(99)), "holds float64 of shape"),
+        ("two.npy", lambda p: np.save(p, np.zeros((9, 9), int)), r"shape \(9, 9\)"),
+        ("objects.npy", lambda p: np.save(p, np.array([{}]), allow_pickle=True), "holds object"),
+        ("text.npy", lambda p: p.write_text("hello"), "is no .npy file"),
+        ("cut.npy", lambda p: (np.save(p, IDS), p.write_bytes(p.read_bytes()[:-1])), "shorter than its header says"),
+    ],
+)
+def test_what_holds_no_tokens_is_refused(tmp_path: Path, name: str, write: Any, says: str) -> None:
+    """With the file, before anything is written."""
+    write(tmp_path / name)
+    with pytest.raises(Refused, match=says):
+        prepare(tiny(tmp_path / "run", data=str(tmp_path / name)))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_reading_leaves_nothing_resident(tmp_path: Path) -> None:
+    """64 MB read from end to end leave less than a tenth of that in memory."""
+    np.zeros(32 << 20, "<u2").tofile(tmp_path / "large.bin")
+    mapped = MappedTokens([bin_file(tmp_path / "large.bin", 257)])
+    before = resident()
+    digest_and_range(mapped)
+    for start in range(0, len(mapped), 65536):
+        mapped[start : start + 65]
+    assert resident() - before < 16 << 20
