@@ -60,7 +60,7 @@ def test_every_key_of_the_installed_mlx_lm_is_known() -> None:
     theirs = set(mlx_lm.lora.CONFIG_DEFAULTS) | flags | (read - {"get"})
     assert {"hf_dataset", "text_feature", "mask_prompt", "clear_cache_threshold"} <= theirs
     assert theirs - own == set()
-    assert own - theirs == {"warmup"}
+    assert own - theirs == {"warmup", "tuned_on", "base_width", "lora_ratio"}
 
 
 def test_every_nested_key_of_the_installed_mlx_lm_is_known() -> None:

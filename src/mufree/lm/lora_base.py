@@ -17,7 +17,7 @@ from ..mup.forward import forward_multipliers
 from ..mup.walk import leaves
 from ..random_state import random_state_kept
 from ..recipe import Recipe
-from .building import base_shapes, build
+from .building import base_shapes, build, completed
 
 Base = Recipe | BaseShapes | Mapping[str, Any] | int | str | Path
 """A recipe, base shapes, a base config, a base width (``hidden_size``), or where a file or model folder is."""
@@ -64,7 +64,7 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 def _between(base: Mapping[str, Any], config: Mapping[str, Any]) -> BaseShapes:
     """Widths are the axes on which the two models differ."""
-    _check_alike(base, config)
+    _check_alike(completed(base), completed(config))
     with random_state_kept():
         narrow, wide = build(base), build(config)
     if {leaf.path: leaf.shape for leaf in leaves(narrow)} != {leaf.path: leaf.shape for leaf in leaves(wide)}:

@@ -109,7 +109,7 @@ class AdapterFolder(RunFolder):
                 f"{config.iters} would change the schedule, planned for {saved['settings']['iters']}; leave it out"
             )
             reasons.add("contradiction", "iters", message)
-        sources = {"model_config": "model", "train_rows": "data", "valid_rows": "data"}
+        sources = {"model_config": "model", "train_rows": "data", "valid_rows": "data", "scaling": "tuned_on"}
         for name, value in identity.items() if not reasons.found else ():
             if json.loads(json.dumps(value)) != saved["identity"].get(name):
                 message = f"is not that of the run in {self.path}; give the one that it started with"
