@@ -54,3 +54,10 @@ def test_both_sequences_have_the_losses_of_the_run(
     assert loss_of(tmp_path / "best", base[1]) == pytest.approx(kept, rel=FUSED)
     names = mx.load(str(base[0] / "model.safetensors")).keys()
     assert mx.load(str(out / "fused" / "model.safetensors")).keys() == names
+
+
+def test_a_folder_of_neither_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it would have to hold."""
+    assert run(["export", str(tmp_path)]) == 2
+    said = f"{tmp_path}: holds neither a run of mufree pretrain nor a fine-tune's adapters; give the folder of one"
+    assert said in capsys.readouterr().err

@@ -34,8 +34,12 @@ def run(options: argparse.Namespace) -> int:
         print(export_adapters(options.run, out, weights=options.weights, **given))
         return 0
     from ..training.exporting import export_run
+    from ..training.folder import RunFolder
 
     reasons = Reasons()
+    if not RunFolder(options.run).description.is_file():
+        message = "holds neither a run of mufree pretrain nor a fine-tune's adapters; give the folder of one"
+        reasons.add("missing", str(options.run), message)
     for name in ("model", "dequantize"):
         if getattr(options, name):
             reasons.add("unused", f"--{name}", f"is for adapters, and {options.run} holds none; leave it out")

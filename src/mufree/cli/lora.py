@@ -74,6 +74,9 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
         if config.train and not options.resume:
             AdapterFolder(Path(config.adapter_path)).check_free()
     prepared = prepare(config, lazy=options.dry_run)
+    if options.resume:
+        with named_adapter_path():
+            folder.check_going_on(config, prepared.identity(), prepared.plan())
     report.note(overview(prepared))
     if options.dry_run:
         return 0, _planned(prepared)

@@ -176,7 +176,8 @@ def _planned(config: FinetuneConfig, name: str, settings: dict[str, Any]) -> Cho
             reasons.add("unknown", f"{where}.{key}", f"no such setting; {hint}The settings are: {', '.join(known)}")
     warms = name in (SCHEDULE_FREE, "schedule_free_sgd")
     if config.warmup is not None and not warms:
-        reasons.add("not_read", "warmup", f"{config.warmup} is not read by {name}; give {where}.warmup_steps")
+        remedy = "which has none; leave it out" if free else f"give {where}.warmup_steps"
+        reasons.add("not_read", "warmup", f"{config.warmup} is not read by {name}{',' if free else ';'} {remedy}")
     if config.lr_schedule and ("scheduler" in settings or "scheduler_kwargs" in settings):
         reasons.add("conflict", f"{where}.scheduler", "is given beside lr_schedule; give one of them")
     arguments = {key: value for key, value in settings.items() if key in known}

@@ -77,6 +77,8 @@ class AdapterFolder(RunFolder):
         if self.description.is_file():
             message = f"{self.path} holds a run of mufree lora; go on with --resume, or give another --adapter-path"
             refuse("occupied", "adapter_path", message)
+        if self.path.exists() and not self.path.is_dir():
+            refuse("occupied", "adapter_path", f"{self.path} is a file; give a folder")
         if not self.path.exists():
             RunFolder(self.path).check_free()
 

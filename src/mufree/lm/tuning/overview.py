@@ -66,7 +66,8 @@ def _rows(prepared: Prepared) -> Iterable[tuple[str, str]]:
 def _tuned(prepared: Prepared) -> str:
     config, layers = prepared.config, len(prepared.model.layers)
     chosen = config.num_layers if config.num_layers > 0 else layers
-    what = f"{config.fine_tune_type}, {f'the last {chosen} of' if chosen < layers else 'all'} {layers} layers"
+    all_of = f"the last {chosen} of {layers} layers" if chosen < layers else f"all {layers} layers"
+    what = f"{config.fine_tune_type}, {all_of if layers > 1 else 'its one layer'}"
     if config.fine_tune_type == "full":
         return what
     lora: dict[str, Any] = prepared.args.lora_parameters
