@@ -89,12 +89,14 @@ def test_every_name_of_the_base_makes_the_same_scales(base: Any, narrow: Path, t
         assert named.plan()["peak_lr"] == RATE  # the one given, not the recipe's
 
 
-def test_a_config_that_leaves_defaults_out_is_the_same_base(base: Any, narrow: Path, tmp_path: Path) -> None:
-    """What a config does not say is mlx-lm's default, on both sides."""
-    config = json.loads((narrow / "config.json").read_text())
-    for name, value in (("head_dim", 32), ("attention_bias", False)):
-        (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
-        assert prepared(base, tmp_path / "out", tuned_on=str(tmp_path)).scales
+def test_a_config_that_leaves_a_default_out_is_the_same_base(base: Any, tmp_path: Path) -> None:
+    """What a config does not say is mlx-lm's default, which ties a llama's embeddings; saying otherwise is refused."""
+    tied = make_model(tmp_path / "tied", tie_word_embeddings=True)
+    config = {name: value for name, value in {**CONFIG, **NARROW}.items() if name != "tie_word_embeddings"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert prepared((tied, base[1]), tmp_path / "out", tuned_on=str(tmp_path)).scales
+    with pytest.raises(Refused, match=r"tuned_on\.tie_word_embeddings: is True, the model's False"):
+        prepared(base, tmp_path / "out", tuned_on=str(tmp_path))
 
 
 def test_the_plan_shows_them(base: Any, narrow: Path, tmp_path: Path) -> None:
