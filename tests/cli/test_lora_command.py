@@ -150,6 +150,24 @@ def test_a_second_run_does_not_replace_the_first(
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_a_dry_run_refuses_what_the_run_would(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is a file, before anything is loaded; settings that contradict the run to go on with."""
+    (taken := tmp_path / "taken").write_text("mine")
+    assert run(["lora", "-c", str(file), "--adapter-path", str(taken), "--model", "/nowhere", "--dry-run"]) == 2
+    assert f"adapter_path: {taken} is a file; give a folder" in capsys.readouterr().err
+    assert run(["lora", "-c", str(file), "--iters", "2", "--base-width", "32", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["peak_memory"] > 0
+    assert result["planned_memory"] > 0
+    words = ["lora", "--resume", "--adapter-path", str(tmp_path / "adapters"), "--dry-run"]
+    assert run([*words, "--base-width", "64"]) == 2
+    assert "base_width: 64 contradicts the saved run's 32; leave it out" in capsys.readouterr().err
+    assert run([*words, "--iters", "4", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["plan"]["scales"]["base_width"] == 32
+    assert planned["memory"]["total"] == result["planned_memory"]
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def test_every_key_of_the_installed_mlx_lm_is_known() -> None:
     theirs = set(mlx_lm.lora.CONFIG_DEFAULTS) | flags | (read - {"get"})
     assert {"hf_dataset", "text_feature", "mask_prompt", "clear_cache_threshold"} <= theirs
     assert theirs - own == set()
-    assert own - theirs == {"warmup"}
+    assert own - theirs == {"warmup", "tuned_on", "base_width", "lora_ratio"}
 
 
 def test_every_nested_key_of_the_installed_mlx_lm_is_known() -> None:
@@ -124,6 +124,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "lr_schedule: ",
     ),
     "a warmup that nobody reads": ({"optimizer": "adam", "warmup": 3}, "warmup: 3 is for schedule-free runs"),
+    "a warmup that RAdam has not": (
+        {"optimizer": "schedule_free_radam", "warmup": 3},
+        "warmup: 3 is not read by schedule_free_radam, which has none; leave it out",
+    ),
     "a negative rate": ({"learning_rate": -1e-4}, r"learning_rate: -0\.0001 is negative"),
     "a rate that is no number": ({"learning_rate": float("nan")}, "learning_rate: nan is not finite"),
     "no iteration": ({"iters": 0}, "iters: 0 is too small"),

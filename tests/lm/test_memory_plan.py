@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,6 @@ from mlx_lm.tuner import trainer
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from mufree import AdamWScheduleFree, lm
-from mufree.lm import memory_plan as planning
 from mufree.lm.configs import new_config
 from mufree.lm.memory_plan import FACTOR, MemoryPlan, memory_plan
 
@@ -136,6 +136,7 @@ def test_what_the_device_recommends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tight.fits is False
     assert "give a smaller batch" in tight.lines()[1]
     assert tight.as_dict()["total"] == 2 * 10**9
+    planning: Any = import_module("mufree.lm.memory_plan")  # the package has a function of that name
     monkeypatch.setattr(planning.mx, "device_info", lambda: {"max_recommended_working_set_size": 123})
     assert planning.recommended_working_set() == 123
     monkeypatch.setattr(planning.mx, "device_info", lambda: {"device_name": "a CPU"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -240,6 +241,48 @@ def test_a_custom_loss_with_a_frozen_reference(given, compiled) -> None:
     untouched = dict(tree_flatten(language_model(lora=True).parameters()))
     assert all(mx.array_equal(value, untouched[path]) for path, value in tree_flatten(reference.parameters()))
     assert preference_loss(model.eval(), reference.eval(), *pairs(99)).item() < 0.9 * at_x[0]
+
+
+def preferred_in_mlx_lm(holds: str, folder: Path):
+    """mlx-lm's own trainer, with a loss and batches of one's own: two arrays of rows a batch."""
+    model, reference = language_model(lora=True), language_model(lora=True)
+    reference.freeze()
+    optimizer = AdamWScheduleFree(learning_rate=1e-2, warmup_steps=3, model_holds=holds)
+
+    def loss(model, chosen, rejected):
+        return preference_loss(model, reference, chosen, rejected), mx.array(chosen.size)
+
+    def batches(dataset, loop=False, **settings):
+        assert loop  # without validation it is asked for training batches alone
+        yield from (pairs(number) for number in dataset)
+
+    mx.random.seed(5)
+    args = trainer.TrainingArgs(
+        batch_size=4, iters=PREFERENCE_UPDATES, val_batches=0, steps_per_report=1, steps_per_save=100,
+        adapter_file=str(folder / f"{holds}.safetensors"),
+    )  # fmt: skip
+    told = []
+    trainer.train(
+        model, optimizer, range(PREFERENCE_UPDATES), None, args,
+        loss=optimizer.at_y(loss) if holds == "x" else loss, iterate_batches=batches,
+        training_callback=SimpleNamespace(on_train_loss_report=lambda report: told.append(report["train_loss"])),
+    )  # fmt: skip
+    return model, optimizer, told
+
+
+def test_mlx_lm_trains_on_a_custom_loss(tmp_path) -> None:
+    """mlx-lm's ``train`` from Python with a DPO-like loss: it saves the average that the form with y has."""
+    _, _, at_x = preferred_in_mlx_lm("x", tmp_path)
+    other, optimizer, at_y = preferred_in_mlx_lm("y", tmp_path)
+    assert len(at_x) == PREFERENCE_UPDATES
+    assert np.allclose(at_x, at_y, atol=FORMS)
+    assert at_x[-1] < 0.9 * at_x[0]
+    saved = mx.load(str(tmp_path / "x.safetensors"))
+    average = dict(tree_flatten(optimizer.average(other.trainable_parameters())))
+    assert saved.keys() == average.keys()
+    assert max(np.abs(np.array(saved[path]) - np.array(average[path])).max() for path in saved) < FORMS
+    y = mx.load(str(tmp_path / "y.safetensors"))
+    assert max(np.abs(np.array(saved[path]) - np.array(y[path])).max() for path in saved) > 100 * FORMS
 
 
 def test_the_model_is_the_module_that_has_something_to_train() -> None:

@@ -32,22 +32,28 @@ def run(options: argparse.Namespace) -> int:
     suffix = "" if options.weights == "x" else "-y"
     if is_adapter_folder(options.run):
         message = f"is for runs, and {options.run} holds adapters (a fine-tune keeps its best ones in its folder best)"
-        _refuse_unused(options, ("best",), message)
+        reasons = Reasons()
+        _add_unused(reasons, options, ("best",), message)
+        reasons.refuse_if_any()
         out = options.out or options.run / f"fused{suffix}"
         given = {"model": options.model, "dequantize": options.dequantize}
         print(export_adapters(options.run, out, weights=options.weights, **given))
         return 0
     from ..training.exporting import export_run
+    from ..training.folder import RunFolder
 
-    _refuse_unused(options, ("model", "dequantize"), f"is for adapters, and {options.run} holds none")
+    reasons = Reasons()
+    if not RunFolder(options.run).description.is_file():
+        message = "holds neither a run of mufree pretrain nor a fine-tune's adapters; give the folder of one"
+        reasons.add("missing", str(options.run), message)
+    _add_unused(reasons, options, ("model", "dequantize"), f"is for adapters, and {options.run} holds none")
+    reasons.refuse_if_any()
     out = options.out or options.run / f"export{suffix}"
     print(export_run(options.run, out, weights=options.weights, best=options.best))
     return 0
 
 
-def _refuse_unused(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    reasons = Reasons()
+def _add_unused(reasons: Reasons, options: argparse.Namespace, names: Sequence[str], why: str) -> None:
     for name in names:
         if getattr(options, name):
             reasons.add("unused", f"--{name}", f"{why}; leave it out")
-    reasons.refuse_if_any()

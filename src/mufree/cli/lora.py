@@ -74,12 +74,17 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
         if config.train and not options.resume:
             AdapterFolder(Path(config.adapter_path)).check_free()
     prepared = prepare(config, lazy=options.dry_run)
+    if options.resume:
+        with named_adapter_path():
+            folder.check_going_on(config, prepared.identity(), prepared.plan())
     report.note(overview(prepared))
     if options.dry_run:
         return 0, _planned(prepared)
     result = tune_prepared(prepared, resume=options.resume, report=report)
     _conclude(report, prepared, result)
     made = {"folder": str(result.folder), "update": result.update, **result.losses}
+    if prepared.memory:
+        made |= {"peak_memory": _peak(), "planned_memory": prepared.memory.total}
     made |= {"best": str(result.export)} if result.export else {}
     return 0 if result.signal is None else 128 + result.signal, made
 
@@ -88,14 +93,22 @@ def _planned(prepared: Prepared) -> dict[str, Any]:
     from ..lm.tuning.overview import trained_size
 
     trained, total = trained_size(prepared)
-    sizes = {"trained_parameters": trained, "parameters": total}
+    sizes: dict[str, Any] = {"trained_parameters": trained, "parameters": total}
+    sizes |= {"memory": prepared.memory.as_dict()} if prepared.memory else {}
     return {"plan": prepared.plan(), **sizes, "notes": list(prepared.notes), "settings": vars(prepared.args)}
+
+
+def _peak() -> int:
+    """Bytes that the run took at its peak."""
+    import mlx.core as mx
+
+    return int(mx.get_peak_memory())
 
 
 def _conclude(report: ConsoleReporter, prepared: Prepared, result: Run) -> None:
     import math
 
-    import mlx.core as mx
+    from ..lm.tuning.overview import peak_line
 
     config, path = prepared.config, shlex.quote(str(result.folder))
     if "test_loss" in result.losses:
@@ -106,7 +119,7 @@ def _conclude(report: ConsoleReporter, prepared: Prepared, result: Run) -> None:
     if result.signal is not None:
         report.note(f"\nstopped after update {result.update}; everything is saved. Go on with:")
         report.note(f"  mufree lora --resume --adapter-path {path}")
-    report.note(f"\npeak memory {mx.get_peak_memory() / 1e9:.2f} GB")
+    report.note(f"\n{peak_line(prepared, _peak())}")
     if result.export is not None:
         report.note(f"best validation loss {result.losses['best_valid_loss']:.4f}: {result.export}")
     report.note(f"further: mufree lora --resume --adapter-path {path} --iters {2 * config.iters}")

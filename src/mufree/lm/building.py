@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import mlx.core as mx
@@ -24,6 +25,19 @@ def argument_types(model_type: str) -> dict[str, Any]:
         Refused: If mlx-lm has no such model.
     """
     return get_type_hints(_classes({"model_type": model_type})[1])
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as mlx-lm's model reads it, with the defaults of what it does not say; one that cannot be read, as is.
+
+    Raises:
+        Refused: If mlx-lm has no such model.
+    """
+    arguments = _classes(config)[1]
+    try:
+        return asdict(arguments.from_dict(dict(config)))
+    except (TypeError, ValueError, KeyError, AttributeError):  # a field is missing; building says which
+        return dict(config)
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:

@@ -17,13 +17,14 @@ from ..mup.forward import forward_multipliers
 from ..mup.walk import leaves
 from ..random_state import random_state_kept
 from ..recipe import Recipe
-from .building import base_shapes, build
+from .building import base_shapes, build, completed
 
 Base = Recipe | BaseShapes | Mapping[str, Any] | int | str | Path
 """A recipe, base shapes, a base config, a base width (``hidden_size``), or where a file or model folder is."""
 
 _EQUAL = ("model_type", "num_hidden_layers", "vocab_size", "head_dim", "tie_word_embeddings")
 _CONFIG = "config.json"
+_REMEDY = "give a model folder, a config, a recipe or a .bsh file"
 
 
 def lora_base(base: Base, config: Mapping[str, Any] | None) -> BaseShapes:
@@ -64,7 +65,7 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 def _between(base: Mapping[str, Any], config: Mapping[str, Any]) -> BaseShapes:
     """Widths are the axes on which the two models differ."""
-    _check_alike(base, config)
+    _check_alike(completed(base), completed(config))
     with random_state_kept():
         narrow, wide = build(base), build(config)
     if {leaf.path: leaf.shape for leaf in leaves(narrow)} != {leaf.path: leaf.shape for leaf in leaves(wide)}:
@@ -98,15 +99,15 @@ def _read(path: Path) -> Recipe | BaseShapes | Mapping[str, Any]:
     place = path / _CONFIG if path.is_dir() else path
     if not place.is_file():
         what = f"holds no {_CONFIG}" if path.is_dir() else "does not exist"
-        refuse("missing", "base", f"{path} {what}; give a model folder, a config, a recipe or a .bsh file")
+        refuse("missing", "base", f"{path} {what}; {_REMEDY}")
     if place.suffix == ".bsh":
         return BaseShapes.load(place)
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        refuse("unreadable", "base", f"{place} is no JSON file that can be read: {error}")
+        refuse("unreadable", "base", f"{place} is no JSON file that can be read: {error}; {_REMEDY}")
     if isinstance(content, dict) and "base_shapes" in content:
         return Recipe.from_mapping(content, str(place))
     if not isinstance(content, dict) or "model_type" not in content:
-        refuse("unreadable", "base", f"{place} is neither a model's config nor a recipe of mufree's")
+        refuse("unreadable", "base", f"{place} is neither a model's config nor a recipe of mufree's; {_REMEDY}")
     return content

@@ -71,11 +71,11 @@ class MemoryPlan:
             "optimizer state": self.state,
             "activations and temporaries": self.temporaries,
         }
-        told = ", ".join(f"{name} {_size(value)}" for name, value in parts.items())
-        first = f"memory: about {_size(self.total)} at the peak ({told})"
+        told = ", ".join(f"{name} {size_text(value)}" for name, value in parts.items())
+        first = f"memory: about {size_text(self.total)} at the peak ({told})"
         if self.recommended is None:
             return (f"{first}; this device recommends no working set",)
-        limit = f"the device recommends at most {_size(self.recommended)}"
+        limit = f"the device recommends at most {size_text(self.recommended)}"
         if self.fits:
             return (f"{first}; {limit}",)
         return (
@@ -233,5 +233,13 @@ def _nbytes(tree: Mapping[str, Any]) -> int:
     return sum(array.nbytes for _, array in tree_flatten(tree))
 
 
-def _size(value: int) -> str:
-    return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
+def size_text(value: int) -> str:
+    """Bytes as people read them.
+
+    Example:
+        >>> size_text(12_345_678), size_text(345_678), size_text(12_345_678_901)
+        ('12 MB', '0.3 MB', '12.3 GB')
+    """
+    if value >= 1e9:
+        return f"{value / 1e9:.1f} GB"
+    return f"{value / 1e6:.{0 if value >= 1e7 else 1}f} MB"

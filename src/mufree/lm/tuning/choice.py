@@ -17,7 +17,7 @@ from ...errors import Reasons, Refused
 from ...plan import OptimizerPlan, plan_optimizer
 from ...plan import mlx_lm as schedules
 from ...plan.names import normalised
-from .settings import WARMUP, FinetuneConfig
+from .settings import SCALING, WARMUP, FinetuneConfig
 
 CLASSES = {"adam": "Adam", "adamw": "AdamW", "muon": "Muon", "sgd": "SGD", "adafactor": "Adafactor"}
 """mlx-lm's names and MLX's classes for them."""
@@ -126,9 +126,19 @@ def _as_in_mlx_lm(config: FinetuneConfig, name: str, settings: dict[str, Any]) -
     if config.warmup is not None:
         message = f"{config.warmup} is for schedule-free runs; here give lr_schedule's warmup"
         reasons.add("not_read", "warmup", message)
+    _check_scalable(reasons, config, f"mlx-lm's {name}", None)
     reasons.refuse_if_any()
     rate, lines = _peak(config, MLX_LM_RATE)
     return Choice(name, rate, settings, None, (_meaning(name, settings), *lines))
+
+
+def _check_scalable(reasons: Reasons, config: FinetuneConfig, optimizer: str, family: str | None) -> None:
+    """Keep every setting that asks for scales, if the optimizer does not divide by the gradient's size."""
+    for name in SCALING if family != "adam" else ():
+        value = getattr(config, name)
+        if value is not None:
+            message = f"{value!r} asks for scales, which {optimizer} does not take; leave optimizer out for "
+            reasons.add("no_rule", name, f"{message}{SCHEDULE_FREE}, or give an Adam-like one such as adamw_torch")
 
 
 def _meaning(name: str, settings: Mapping[str, Any]) -> str:
@@ -166,7 +176,8 @@ def _planned(config: FinetuneConfig, name: str, settings: dict[str, Any]) -> Cho
             reasons.add("unknown", f"{where}.{key}", f"no such setting; {hint}The settings are: {', '.join(known)}")
     warms = name in (SCHEDULE_FREE, "schedule_free_sgd")
     if config.warmup is not None and not warms:
-        reasons.add("not_read", "warmup", f"{config.warmup} is not read by {name}; give {where}.warmup_steps")
+        remedy = "which has none; leave it out" if free else f"give {where}.warmup_steps"
+        reasons.add("not_read", "warmup", f"{config.warmup} is not read by {name}{',' if free else ';'} {remedy}")
     if config.lr_schedule and ("scheduler" in settings or "scheduler_kwargs" in settings):
         reasons.add("conflict", f"{where}.scheduler", "is given beside lr_schedule; give one of them")
     arguments = {key: value for key, value in settings.items() if key in known}
@@ -186,6 +197,8 @@ def _planned(config: FinetuneConfig, name: str, settings: dict[str, Any]) -> Cho
     except Refused as refused:
         for reason in refused.reasons:
             reasons.found.append(replace(reason, field=_named(reason.field, settings, where, config)))
+    if plan is not None:
+        _check_scalable(reasons, config, name, plan.family.mup)
     reasons.refuse_if_any()
     plan = cast(OptimizerPlan, plan)  # refused otherwise; the type checker cannot know
     return Choice(name, rate, settings, plan, (*(_average_lines(config, plan) if free else ()), *lines))

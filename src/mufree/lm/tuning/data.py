@@ -92,7 +92,7 @@ def load_sets(config: FinetuneConfig, args: SimpleNamespace, tokenizer: Any) -> 
     for name, rows in wanted.items():
         if rows is not None and len(rows) < config.batch_size:
             message = f"{config.batch_size} is more than the {len(rows)} rows of the {name} set; give a smaller one"
-            reasons.add("too_few", "batch_size", message)
+            reasons.add("few_rows", "batch_size", message)
     reasons.refuse_if_any()
     return train, (valid if config.val_batches != 0 else []), test
 

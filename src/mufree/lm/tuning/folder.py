@@ -77,6 +77,8 @@ class AdapterFolder(RunFolder):
         if self.description.is_file():
             message = f"{self.path} holds a run of mufree lora; go on with --resume, or give another --adapter-path"
             refuse("occupied", "adapter_path", message)
+        if self.path.exists() and not self.path.is_dir():
+            refuse("occupied", "adapter_path", f"{self.path} is a file; give a folder")
         if not self.path.exists():
             RunFolder(self.path).check_free()
 
@@ -109,7 +111,7 @@ class AdapterFolder(RunFolder):
                 f"{config.iters} would change the schedule, planned for {saved['settings']['iters']}; leave it out"
             )
             reasons.add("contradiction", "iters", message)
-        sources = {"model_config": "model", "train_rows": "data", "valid_rows": "data"}
+        sources = {"model_config": "model", "train_rows": "data", "valid_rows": "data", "scaling": "tuned_on"}
         for name, value in identity.items() if not reasons.found else ():
             if json.loads(json.dumps(value)) != saved["identity"].get(name):
                 message = f"is not that of the run in {self.path}; give the one that it started with"

@@ -8,7 +8,9 @@ from typing import Any
 from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters
 
+from ..memory_plan import size_text
 from .prepare import Prepared
+from .scaling import summary, table_lines
 
 
 def overview(prepared: Prepared) -> str:
@@ -16,7 +18,8 @@ def overview(prepared: Prepared) -> str:
     rows = [(name, value) for name, value in _rows(prepared) if value]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    return "\n".join([*lines, *memory_lines(prepared), *(f"note: {text}" for text in prepared.notes)])
+    table = table_lines(prepared.scales)
+    return "\n".join([*lines, *table, *memory_lines(prepared), *(f"note: {text}" for text in prepared.notes)])
 
 
 def trained_size(prepared: Prepared) -> tuple[int, int]:
@@ -25,9 +28,15 @@ def trained_size(prepared: Prepared) -> tuple[int, int]:
     return trained, get_total_parameters(prepared.model)
 
 
-def memory_lines(prepared: Prepared) -> tuple[str, ...]:  # noqa: ARG001
-    """What the run will take of the memory: nothing is estimated yet."""
-    return ()
+def memory_lines(prepared: Prepared) -> tuple[str, ...]:
+    """What the run will take of the memory."""
+    return prepared.memory.lines() if prepared.memory else ()
+
+
+def peak_line(prepared: Prepared, peak: int) -> str:
+    """What a run took of the memory, in bytes, beside what was planned."""
+    planned = f" (planned: {size_text(prepared.memory.total)})" if prepared.memory else ""
+    return f"peak memory {size_text(peak)}{planned}"
 
 
 def _rows(prepared: Prepared) -> Iterable[tuple[str, str]]:
@@ -57,7 +66,8 @@ def _rows(prepared: Prepared) -> Iterable[tuple[str, str]]:
 def _tuned(prepared: Prepared) -> str:
     config, layers = prepared.config, len(prepared.model.layers)
     chosen = config.num_layers if config.num_layers > 0 else layers
-    what = f"{config.fine_tune_type}, {f'the last {chosen} of' if chosen < layers else 'all'} {layers} layers"
+    all_of = f"the last {chosen} of {layers} layers" if chosen < layers else f"all {layers} layers"
+    what = f"{config.fine_tune_type}, {all_of if layers > 1 else 'its one layer'}"
     if config.fine_tune_type == "full":
         return what
     lora: dict[str, Any] = prepared.args.lora_parameters
@@ -69,5 +79,6 @@ def _optimizer_rows(prepared: Prepared) -> Iterable[tuple[str, str]]:
     yield "optimizer", f"{plan['optimizer']} (asked for as {plan['requested_optimizer']}; meaning: {plan['meaning']})"
     options = ", ".join(f"{name}={value}" for name, value in plan["scheduler_options"].items())
     yield "rate", f"{plan['peak_lr']:g}, {plan['scheduler']}{f'({options})' if options else ''}"
+    yield "scales", summary(prepared.config, prepared.scales)
     yield "warmup", f"{plan['warmup_updates']} updates" if plan["warmup_updates"] else ""
     yield "weight decay", f"{plan['weight_decay']:g}" if plan["weight_decay"] else ""

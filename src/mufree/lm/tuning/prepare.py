@@ -5,7 +5,6 @@ The random states are used in mlx-lm's own order: NumPy's seed first, MLX's befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,16 @@ from mlx_lm.tuner import callbacks
 from mlx_lm.utils import load
 
 from ...errors import Reasons, refuse
+from ...mup import Scales
+from ..memory_plan import MemoryPlan
 from .adapters import attach, load_trained, validation_notes
 from .choice import Choice, choose
 from .data import check_folder, digest, load_sets
+from .memory import plan_memory
 from .nested import size_of
 from .optimizers import build
+from .scaling import as_metadata, scales_of
+from .scaling import identity as scales_identity
 from .settings import FinetuneConfig
 
 
@@ -41,6 +45,8 @@ class Prepared:
         test: Rows to test on.
         choice: The optimizer, as decided; None where nothing is trained.
         optimizer: The optimizer; None where nothing is trained.
+        scales: The multipliers of everything trained; None where the rate is used as it is.
+        memory: What the run will take of the memory; None where nothing is trained.
         notes: What is to be said before the run, a sentence each.
     """
 
@@ -53,15 +59,20 @@ class Prepared:
     test: Any
     choice: Choice | None
     optimizer: Any
+    scales: Scales | None
+    memory: MemoryPlan | None
     notes: tuple[str, ...]
 
     def identity(self) -> dict[str, Any]:
         """What a run must share with the one that it goes on from, beside its settings."""
-        return {"model_config": self.model_config, "train_rows": digest(self.train), "valid_rows": digest(self.valid)}
+        rows = {"train_rows": digest(self.train), "valid_rows": digest(self.valid)}
+        return {"model_config": self.model_config, **rows, "scaling": scales_identity(self.scales)}
 
     def plan(self) -> dict[str, Any]:
         """The optimizer's plan, as JSON can hold it."""
-        return self.choice.as_metadata(self.config) if self.choice else {}
+        if self.choice is None:
+            return {}
+        return {**self.choice.as_metadata(self.config), "scales": as_metadata(self.config, self.scales)}
 
 
 def prepare(config: FinetuneConfig, *, lazy: bool = False) -> Prepared:
@@ -82,19 +93,24 @@ def prepare(config: FinetuneConfig, *, lazy: bool = False) -> Prepared:
     np.random.seed(config.seed)
     loaded = reasons.attempt(_load, config, lazy=lazy)
     sets = None
+    scales: Scales | None = None
     notes: tuple[str, ...] = ()
     if loaded is not None:
         model, tokenizer, model_config = loaded
         sets = reasons.attempt(load_sets, config, args, tokenizer) if not reasons.found else None
-        notes = reasons.attempt(_attach, config, args, model) or ()
+        said = reasons.attempt(_attach, config, args, model)
+        notes = said or ()
+        if choice is not None and said is not None:
+            scales = reasons.attempt(scales_of, config, model, model_config)
     reasons.refuse_if_any()
     train, valid, test = cast(tuple[Any, Any, Any], sets)
-    optimizer = None
+    optimizer = memory = None
     if choice is not None:
-        optimizer, said = build(choice, config, model, _scales(config, model))
-        notes = (*choice.lines, *said, *notes, *validation_notes(config, valid))
+        optimizer, told = build(choice, config, model, scales)
+        notes = (*choice.lines, *told, *notes, *validation_notes(config, valid))
+        memory = plan_memory(config, model, optimizer, train)
     mx.eval(model.trainable_parameters())
-    return Prepared(config, args, model, model_config, train, valid, test, choice, optimizer, notes)
+    return Prepared(config, args, model, model_config, train, valid, test, choice, optimizer, scales, memory, notes)
 
 
 def namespace(config: FinetuneConfig, choice: Choice | None) -> SimpleNamespace:
@@ -129,11 +145,6 @@ def _load(config: FinetuneConfig, *, lazy: bool) -> tuple[Any, Any, dict[str, An
 
 def _attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[str, ...]:
     return (attach if config.train else load_trained)(config, args, model)
-
-
-def _scales(config: FinetuneConfig, model: Any) -> Mapping[str, Any] | None:  # noqa: ARG001
-    """The μP scales of the trainable parameters: none, as long as no setting names a base."""
-    return None
 
 
 def _check_reporters(config: FinetuneConfig) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a fine-tune: mlx-lm's own keys with mlx-lm's meaning, and one of ours. Pure Python.
+"""The settings of a fine-tune: mlx-lm's own keys with mlx-lm's meaning, and a few of ours. Pure Python.
 
 A key that is missing or null has mlx-lm's default, except ``optimizer`` and ``lr_schedule``: where both are missing the
 run is schedule-free.
@@ -17,6 +17,10 @@ from .nested import check_hf_dataset, check_lora_parameters, check_lr_schedule, 
 
 TYPES = ("lora", "dora", "full")
 WARMUP = 20
+BASES = ("tuned_on", "base_width")
+"""Settings that name the model on which the rate was tuned."""
+SCALING = (*BASES, "lora_ratio")
+"""Settings that ask for scales: other rates for A than for B."""
 _MOST_SEED = 2**32 - 1
 """NumPy's, which mlx-lm seeds too."""
 
@@ -25,8 +29,8 @@ _MOST_SEED = 2**32 - 1
 class FinetuneConfig:
     """What ``mufree lora`` tunes, on what, how and where it writes.
 
-    Every field but ``warmup`` is a key of mlx-lm's YAML, with its meaning; those of a number, a text or a switch are
-    options of the command line too.
+    Every field but ``warmup`` and those in :data:`SCALING` is a key of mlx-lm's YAML, with its meaning; those of a
+    number, a text or a switch are options of the command line too.
 
     Raises:
         Refused: For values outside their range, all at once.
@@ -71,6 +75,19 @@ class FinetuneConfig:
     lr_schedule: Mapping[str, Any] | None = option(None, "mlx-lm's schedule (YAML only)", group="optimizer")
     warmup: int | None = option(None, f"updates of schedule-free warmup (default: {WARMUP})", group="optimizer", low=0)
     grad_accumulation_steps: int = option(1, "micro-batches an update", group="optimizer", low=1)
+
+    tuned_on: str | None = option(
+        None,
+        "what learning_rate was tuned on: a folder of such a model at another width, its config.json, a recipe or a "
+        ".bsh file; A's rate then falls with width, B's stays",
+        group="scales",
+    )
+    base_width: int | None = option(
+        None, "the same by its hidden_size, for this very model at that width", group="scales", low=1
+    )
+    lora_ratio: float | None = option(
+        None, "LoRA+: B's rate over A's on the model that learning_rate was tuned on", group="scales", above=0
+    )
 
     val_batches: int = option(25, "validation batches, -1 for all; 0 to train without", group="reports", low=-1)
     test_batches: int = option(500, "test batches, -1 for all", group="reports", low=-1)
@@ -119,9 +136,21 @@ def _check_together(reasons: Reasons, config: FinetuneConfig) -> None:
         reasons.add("empty", "adapter_path", "is empty, but the run writes there; give a folder")
     if config.test_batches == 0 and config.test:
         reasons.add("out_of_range", "test_batches", "0 measures nothing; give a number ≥ 1, or -1 for all")
+    _check_base(reasons, config)
     rate = config.learning_rate
     if isinstance(rate, (int, float)) and rate < 0:
         reasons.add("out_of_range", "learning_rate", f"{rate!r} is negative; give a finite number ≥ 0")
+
+
+def _check_base(reasons: Reasons, config: FinetuneConfig) -> None:
+    """A rate that was tuned on one model, and is given."""
+    named = [name for name in BASES if getattr(config, name) is not None]
+    if len(named) > 1:
+        message = f"{config.base_width!r} is given beside tuned_on {config.tuned_on!r}, which has a width; give one"
+        reasons.add("conflict", "base_width", message)
+    if named and config.learning_rate is None and not config.lr_schedule:
+        message = f"is missing, and {named[0]} says on what it was tuned; give the rate that was found there"
+        reasons.add("missing", "learning_rate", message)
 
 
 def from_mapping(settings: Mapping[str, Any], source: str = "config") -> FinetuneConfig:
