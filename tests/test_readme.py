@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,9 @@ SMALL = {
     "export": "",
 }
 """What makes each command small: the last of two options wins."""
+
+HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)}
+"""The environment of a command, wherever it is started."""
 
 SET_UP = "python3 -m venv"
 """The two set-up commands are what ``.ci/run`` runs."""
@@ -66,18 +72,71 @@ def test_the_python_examples_run_in_their_order(tmp_path: Path, monkeypatch: pyt
 def test_every_command_runs_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, but small; each ends with the status that it says."""
     monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
+    Path("path/to/data").mkdir(parents=True)
     for name in ("train", "valid"):
         rows = [json.dumps({"text": f"the {name} text, number {number}, is short."}) for number in range(8)]
-        Path(f"data/{name}.jsonl").write_text("\n".join(rows))
+        Path(f"path/to/data/{name}.jsonl").write_text("\n".join(rows))
+    assert run(small(["pretrain", "--out", "base"])) == 0
+    Path("base/export").rename("path/to/model")
     for words, comment in commands():
         if words[0] == "mufree":
             allowed = {2} if "status 2" in comment else {0, 1} if words[1] in ("transfer", "coord-check") else {0}
             assert run(small(words[1:])) in allowed, words
+        elif words[0] == "python":
+            subprocess.run([sys.executable, str(README.parent / words[1]), *words[2:]], check=True, env=HERE)
         else:
             tool, _, part = words[0].partition(".")
             more = ["--max-tokens", "2"] if part == "generate" else []
-            subprocess.run([sys.executable, "-m", tool, part, *words[1:], *more], check=True, capture_output=True)
+            subprocess.run([sys.executable, "-m", tool, part, *words[1:], *more], check=True, env=HERE)
+
+
+def recorded() -> Iterator[tuple[str, bool]]:
+    """Every command of the terminal recordings, made small, and whether Ctrl-C ends it."""
+    for block in blocks("console"):
+        lines = block.splitlines()
+        for number, line in enumerate(lines):
+            if line.startswith("$ "):
+                following = next((text for text in lines[number + 1 :] if text[:2] in ("$ ", "^C")), "")
+                command = line[2:].replace("mufree pretrain", f"mufree pretrain {SMALL['pretrain']}")
+                yield command, following == "^C"
+
+
+@pytest.mark.slow
+def test_every_recorded_command_runs_in_its_order(tmp_path: Path) -> None:
+    """In a shell, as they were typed; Ctrl-C where it was pressed; equal hashes where they were equal."""
+    shim = tmp_path / "bin" / "mufree"
+    shim.parent.mkdir()
+    shim.write_text(f"#!{sys.executable}\nfrom mufree.__main__ import main\nraise SystemExit(main())\n")
+    shim.chmod(0o755)
+    path = os.pathsep.join([str(shim.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**HERE, "PATH": path}
+    said = ""
+    waiting: list[subprocess.Popen[str]] = []
+    for command, interrupted in recorded():
+        process = subprocess.Popen(
+            ["bash", "-c", "exec " * interrupted + command.removesuffix(" &")],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        waiting.append(process)
+        if command.endswith(" &"):
+            continue
+        if interrupted:
+            folder = re.search(r"--out (\S+)", command)
+            assert folder, command
+            while not (tmp_path / folder[1] / "metrics.jsonl").exists() and process.poll() is None:
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+        for one in waiting:
+            said = one.communicate(timeout=300)[0]
+            assert one.returncode == (130 if interrupted else 0), (command, said)
+        waiting.clear()
+    hashes = [line.split()[0] for line in said.splitlines()]
+    assert len(hashes) == 2
+    assert len(set(hashes)) == 1
 
 
 def test_every_figure_is_there() -> None:
