@@ -46,3 +46,19 @@ def flags(out: Path, **changes: Any) -> list[str]:
 def killable(out: Path, updates: int) -> PretrainConfig:
     """A run that is killed at any moment: it saves after every update, of three micro-batches, weights bfloat16."""
     return small(out, updates=updates, accumulation=3, dtype="bfloat16", save_every=1, report_every=1, eval_every=7)
+
+
+class Heard:
+    """A reporter that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def start(self, update: int, limit: int | None) -> None: ...
+
+    def record(self, line: Any) -> None: ...
+
+    def stop(self) -> None: ...

@@ -30,23 +30,7 @@ from mufree.training.folder import RunFolder
 from mufree.training.keeping import best, validated_loss
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
-from training_settings import SMALL, TINY, flags, small
-
-
-class Heard:
-    """A reporter that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def start(self, update: int, limit: int | None) -> None: ...
-
-    def record(self, line: Any) -> None: ...
-
-    def stop(self) -> None: ...
+from training_settings import SMALL, TINY, Heard, flags, small
 
 
 @pytest.fixture(scope="module")

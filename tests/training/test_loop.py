@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
@@ -16,22 +15,10 @@ from mufree import AdamWScheduleFree, NonFiniteLoss
 from mufree.training import load_checkpoint, save_checkpoint
 from mufree.training.loop import Position, Trainer
 from mufree.training.step import next_token_loss
+from training_models import Embedded
 
 # float32 sums of a dozen terms in another order.
 SAME = 1e-6
-
-
-class Embedded(nn.Module):
-    """Logits of the next of 7 tokens, through a dropout."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 8)
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(8, 7)
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        return self.head(self.dropout(self.embedding(tokens)))
 
 
 def batch(number: int, rows: int = 2) -> np.ndarray:

@@ -18,23 +18,7 @@ from mufree.training.checkpoint import checkpoints
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
 from mufree.training.report import read_metrics
-from training_settings import tiny
-
-
-class Heard:
-    """A reporter that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def start(self, update: int, limit: int | None) -> None: ...
-
-    def record(self, line: Any) -> None: ...
-
-    def stop(self) -> None: ...
+from training_settings import Heard, tiny
 
 
 def final_weights(folder: Path, update: int) -> dict[str, bytes]:

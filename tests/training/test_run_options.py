@@ -19,26 +19,10 @@ from mufree.training.grad_checkpoint import checkpoint_gradients
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
 from mufree.training.report import read_metrics
-from training_settings import small, tiny
+from training_settings import Heard, small, tiny
 
 # A block that is computed twice in other kernels: float32's last digits after three updates.
 SAME = 1e-5
-
-
-class Heard:
-    """A reporter that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def start(self, update: int, limit: int | None) -> None: ...
-
-    def record(self, line: Any) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 def test_bfloat16_weights_with_float32_state(tmp_path: Path) -> None:

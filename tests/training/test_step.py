@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
@@ -15,22 +14,10 @@ from mufree import AdamWScheduleFree, NonFiniteLoss, build_optimizer, plan_optim
 from mufree.training import step as step_module
 from mufree.training.loop import Trainer
 from mufree.training.step import next_token_loss
+from training_models import Embedded
 
 # float32 sums of a dozen terms in another order.
 SAME = 1e-6
-
-
-class Embedded(nn.Module):
-    """Logits of the next of 7 tokens, through a dropout."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 8)
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(8, 7)
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        return self.head(self.dropout(self.embedding(tokens)))
 
 
 def rows(*sizes: int) -> list[np.ndarray]:
