@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def other_numbers(recorded: Recording, recording: Recording, tolerance: float) -
     if then.keys() != arrays.keys():
         found.append(f"{len(then.keys() ^ arrays.keys())} arrays are only in the file or only recorded now")
     apart = {key: difference(arrays[key], then[key]) for key in then.keys() & arrays.keys()}
-    worst = max(apart, key=apart.__getitem__, default=None)
+    worst = max(apart, key=lambda key: (math.isnan(apart[key]), apart[key]), default=None)  # NaN is the worst of all
     if worst is not None and not apart[worst] <= tolerance:
         found.append(f"{worst} is off by {apart[worst]:.2g} of its largest number")
     return found
