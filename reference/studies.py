@@ -32,7 +32,7 @@ RATES = {
 best, which is what it regrets."""
 SEEDS = 2
 WIDER_SEEDS, WIDER_RATE = 3, 2.0**-6
-HORIZON_RATES = [2.0**power for power in range(-8, -3)]
+HORIZON_RATES = [2.0**power for power in range(-9, -3)]
 HORIZON_UPDATES = 800
 BASE_UPDATES = 600
 """Of a fine-tune's base model."""
