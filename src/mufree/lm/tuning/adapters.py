@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
 from ...errors import Reasons, refuse
+from ...files import read_json
 from .settings import FinetuneConfig
 
 LOST = "optimizer state, numbering, data order and random state begin anew (--resume goes on with all of them)"
@@ -106,7 +106,7 @@ def _start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
 def _differences(config: FinetuneConfig, described: Path) -> list[str]:
     """How the run that wrote an adapter differs in what the adapter's numbers mean."""
     try:
-        before = json.loads(described.read_text(encoding="utf-8"))
+        before = read_json(described)
         was = (before.get("lora_parameters") or {}).get("scale")
     except (OSError, ValueError, AttributeError):
         return []
