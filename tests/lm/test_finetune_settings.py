@@ -16,6 +16,7 @@ from mlx_lm.tuner import callbacks, datasets, trainer, utils
 from mufree import Refused
 from mufree.lm import FinetuneConfig, finetune
 from mufree.lm.tuning import nested
+from mufree.lm.tuning.adapters import _differences
 from mufree.lm.tuning.choice import CLASSES
 from mufree.lm.tuning.prepare import namespace, prepare
 from mufree.lm.tuning.settings import from_mapping
@@ -224,7 +225,7 @@ def test_a_row_that_the_tokenizer_cannot_read_later_on_is_refused(base: Any, tmp
     rows = (data / "train.jsonl").read_text().splitlines()
     rows[5] = '{"messages": [{"content": "a"}]}'
     (data / "train.jsonl").write_text("\n".join(rows))
-    with pytest.raises(Refused, match="cannot read .*'content': 'a'.* of the training set, UndefinedError"):
+    with pytest.raises(Refused, match=r"cannot read .*'content': 'a'.* of the training set, UndefinedError"):
         finetune(settings(base[0], data, tmp_path / "out"))
 
 
@@ -259,6 +260,12 @@ def test_adapters_of_another_model_are_refused(base: Any, tmp_path: Path) -> Non
             finetune({**tested, "adapter_path": str(file.parent)})
     with pytest.raises(Refused, match=r"adapter_path: .* cannot be attached"):
         finetune({**tested, "adapter_path": str(tmp_path / "none")})
+    mx.save(str(tmp_path / "one.npy"), mx.zeros(2))
+    with pytest.raises(Refused, match="holds no arrays by name"):
+        finetune(settings(*base, tmp_path / "out", resume_adapter_file=str(tmp_path / "one.npy")))
+    described = file.parent / "adapter_config.json"
+    described.write_text('{"lora_parameters": {"scale": "ten"}}')
+    assert "was trained" not in "".join(_differences(FinetuneConfig(train=True), described))
     mx.save_safetensors(str(tmp_path / "empty.safetensors"), {})
     with pytest.raises(Refused, match="holds no weight"):
         finetune(settings(*base, tmp_path / "out", resume_adapter_file=str(tmp_path / "empty.safetensors")))

@@ -13,7 +13,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import dequantize_model, load, save
 
 from ..errors import Reasons, refuse
-from ..files import failing_as_os_error, read_json, whole_folder, within, write_json
+from ..files import failing_as_os_error, read_json, there, whole_folder, within, write_json
 from ..random_state import random_state_kept
 from .export import NOTES, check_replaceable
 
@@ -26,7 +26,7 @@ _OURS = "mufree"
 
 def is_adapter_folder(folder: Path) -> bool:
     """Whether a folder is what a fine-tune wrote, whole or not."""
-    return (folder / CONFIG).is_file() or (folder / WEIGHTS).is_file()
+    return there(folder) and ((folder / CONFIG).is_file() or (folder / WEIGHTS).is_file())
 
 
 def export_adapters(
@@ -61,6 +61,7 @@ def export_adapters(
     base = str(model or described["model"])
     reasons = Reasons()
     reasons.attempt(check_replaceable, folder)
+    reasons.refuse_if_any()
     if any(within(place, folder) for place in (adapters, chosen, Path(base))):
         message = f"{folder} is, or holds, what the export is made from, and would be replaced; give another folder"
         reasons.add("occupied", "export", message)

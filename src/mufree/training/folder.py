@@ -239,7 +239,7 @@ class RunFolder:
         """
         reasons = Reasons()
         for path, wanted in ((self.metrics, Path.is_file), (self.checkpoints, Path.is_dir)):
-            if path.exists() and not wanted(path):
+            if there(path) and not wanted(path):
                 kind = "a file" if wanted is Path.is_file else "a folder"
                 reasons.add("occupied", "out", f"{path} is not {kind}; move it away")
         reasons.refuse_if_any()

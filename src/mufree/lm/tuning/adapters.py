@@ -81,6 +81,8 @@ def _start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
         saved: Any = mx.load(str(path))
     except (RuntimeError, ValueError, OSError) as error:
         refuse("unreadable", "resume_adapter_file", f"{path} cannot be read: {error}")
+    if not isinstance(saved, dict):
+        refuse("unreadable", "resume_adapter_file", f"{path} holds no arrays by name; give an adapter file")
     here = dict(tree_flatten(model.trainable_parameters()))
     reasons = Reasons()
     for name, array in sorted(saved.items()):
@@ -114,7 +116,7 @@ def _differences(config: FinetuneConfig, described: Path) -> list[str]:
     if before.get("model") != config.model:
         said.append(f"those weights were trained on {before.get('model')!r}; here the base is {config.model!r}")
     now = (config.lora_parameters or {"scale": 20.0})["scale"]
-    if config.fine_tune_type != "full" and was is not None and was != now:
+    if config.fine_tune_type != "full" and isinstance(was, int | float) and was != now:
         said.append(f"those weights were trained with scale {was:g}; here it is {now:g}, which multiplies them anew")
     return said
 
