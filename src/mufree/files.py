@@ -19,6 +19,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     What is written is flushed to the disk before it is renamed. A process killed at any moment leaves the old folder,
     the new one, or in between the old one under ``.NAME.old``, which :func:`recover` puts back.
     """
+    folder = folder.resolve()  # a link to a folder stays one, to the new content
     recover(folder)
     beside, old = _new(folder), _old(folder)
     beside.mkdir(parents=True)
@@ -33,7 +34,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         folder.rename(old)
     beside.rename(folder)
     flush(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
 
 
 def recover(folder: Path) -> None:
@@ -41,12 +42,20 @@ def recover(folder: Path) -> None:
 
     Only for whoever writes the folder: what looks unfinished may be another process's work.
     """
+    folder = folder.resolve()
     old = _old(folder)
     if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     elif old.exists():
         old.rename(folder)
     shutil.rmtree(_new(folder), ignore_errors=True)
+
+
+def _remove(old: Path) -> None:
+    """Remove a folder, or the file that was in its place."""
+    if old.is_file():
+        old.unlink()
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def recover_all(parent: Path) -> None:
@@ -72,9 +81,19 @@ def failing_as_os_error(path: Path) -> Iterator[None]:
         raise OSError(errno.EIO, str(error).rstrip("."), str(path)) from error
 
 
+def there(path: Path) -> bool:
+    """Whether a path exists; no, too, for a name that no file can have."""
+    return os.path.exists(path)  # noqa: PTH110 – Path.exists raises for a name that is too long
+
+
+def within(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or lies in it."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
 def nearest(path: Path) -> Path:
     """The path itself, or the nearest of the folders it lies in that exists."""
-    return next((place for place in [path, *path.absolute().parents] if place.exists()), path)
+    return next((place for place in [path, *path.absolute().parents] if there(place)), path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -91,8 +110,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Read a JSON file.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no JSON, or nested deeper than Python follows.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
 
 
 def flush(path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mufree import Refused
-from mufree.lm.export import export, sample
+from mufree.lm.export import check_replaceable, export, sample
+from mufree.lm.fusing import is_adapter_folder
 from mufree.training import pretrain
 from mufree.training.exporting import export_run
 from mufree.training.loop import Trainer
@@ -127,6 +128,14 @@ def test_nothing_but_an_export_is_replaced(run: Path, tmp_path: Path) -> None:
         dict(tree_flatten(prepared.model.parameters())).keys()
         == mx.load(str(tmp_path / "e" / "model.safetensors")).keys()
     )
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    """As other places are, with the name."""
+    with pytest.raises(Refused, match="cannot be a folder"):
+        check_replaceable(tmp_path / name)
+    assert not is_adapter_folder(tmp_path / name)
 
 
 def test_a_run_without_a_checkpoint_cannot_be_exported(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mlx_lm.tuner import callbacks, datasets, trainer, utils
 from mufree import Refused
 from mufree.lm import FinetuneConfig, finetune
 from mufree.lm.tuning import nested
+from mufree.lm.tuning.adapters import _differences
 from mufree.lm.tuning.choice import CLASSES
 from mufree.lm.tuning.prepare import namespace, prepare
 from mufree.lm.tuning.settings import from_mapping
@@ -185,6 +186,18 @@ def test_wrong_data_folders_are_refused(base: Any, tmp_path: Path) -> None:
         ('{"text": "a"}\n{"text"\n', r"train\.jsonl:2: is no JSON"),
         ('{"text": "a"}\n["b"]\n', r"train\.jsonl:2: holds a list"),
         ('{"text": "a"}\n{"txt": "b"}\n', r"train\.jsonl:2: has no text, which the first row has"),
+        ('{"text": "a"}\n{"text": 5}\n', r"train\.jsonl:2: text is '5' \(int\); give text"),
+        ('{"text": null}\n', r"train\.jsonl:1: text is 'None'"),
+        ('{"text": ["a"]}\n', r"train\.jsonl:1: text is .* \(list\)"),
+        ('{"text": "\\ud800"}\n', r"train\.jsonl:1: text holds half of a surrogate pair"),
+        ('{"text": "a", "more": ' + "[" * 100_000 + "\n", r"train\.jsonl:1: is no JSON"),
+        ('{"prompt": "a", "completion": null}\n', r"train\.jsonl:1: completion is 'None'"),
+        ('{"messages": "hi"}\n', r"train\.jsonl:1: messages is 'hi'; give a list of messages"),
+        ('{"messages": []}\n', r"train\.jsonl:1: messages is '\[\]'"),
+        ('{"messages": [5]}\n', r"train\.jsonl:1: messages is '\[5\]'"),
+        ('{"messages": [{"content": "a"}]}\n' * 4, r"cannot read .* of the training set, UndefinedError"),
+        ('{"messages": [{"role": "user", "content": "a"}], "tools": 5}\n' * 4, "of the training set, TypeError"),
+        ('{"text": "a"}\n' * 4 + '{"text": ""}\n', "cannot read .* of the training set, IndexError"),
         ('{"sentence": "a"}\n' * 4, "Unsupported data format"),
     ):
         data = make_data(tmp_path / "written")
@@ -194,6 +207,26 @@ def test_wrong_data_folders_are_refused(base: Any, tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"data: .* has no test\.jsonl"):
         finetune(settings(base[0], make_data(tmp_path / "n", test=0), tmp_path / "out", test=True))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("part", ["best", "y", "checkpoints", "metrics.jsonl"])
+def test_a_folder_with_something_of_the_users_in_a_parts_place_is_refused(base: Any, tmp_path: Path, part: str) -> None:
+    """The run would replace it; adapters that mlx-lm wrote it may replace, as mlx-lm does."""
+    (tmp_path / "out" / part).mkdir(parents=True)
+    (tmp_path / "out" / part / "mine").write_text("work of days")
+    with pytest.raises(Refused, match=f"adapter_path: .* holds {part}, which the run would replace"):
+        finetune(settings(*base, tmp_path / "out"))
+    assert (tmp_path / "out" / part / "mine").read_text() == "work of days"
+
+
+def test_a_row_that_the_tokenizer_cannot_read_later_on_is_refused(base: Any, tmp_path: Path) -> None:
+    """Not the first one: it is met while the run trains, which says so and leaves the rest as it is."""
+    data = make_data(tmp_path / "data", form="chat")
+    rows = (data / "train.jsonl").read_text().splitlines()
+    rows[5] = '{"messages": [{"content": "a"}]}'
+    (data / "train.jsonl").write_text("\n".join(rows))
+    with pytest.raises(Refused, match=r"cannot read .*'content': 'a'.* of the training set, UndefinedError"):
+        finetune(settings(base[0], data, tmp_path / "out"))
 
 
 def test_all_problems_are_told_at_once(base: Any, tmp_path: Path) -> None:
@@ -227,6 +260,12 @@ def test_adapters_of_another_model_are_refused(base: Any, tmp_path: Path) -> Non
             finetune({**tested, "adapter_path": str(file.parent)})
     with pytest.raises(Refused, match=r"adapter_path: .* cannot be attached"):
         finetune({**tested, "adapter_path": str(tmp_path / "none")})
+    mx.save(str(tmp_path / "one.npy"), mx.zeros(2))
+    with pytest.raises(Refused, match="holds no arrays by name"):
+        finetune(settings(*base, tmp_path / "out", resume_adapter_file=str(tmp_path / "one.npy")))
+    described = file.parent / "adapter_config.json"
+    described.write_text('{"lora_parameters": {"scale": "ten"}}')
+    assert "was trained" not in "".join(_differences(FinetuneConfig(train=True), described))
     mx.save_safetensors(str(tmp_path / "empty.safetensors"), {})
     with pytest.raises(Refused, match="holds no weight"):
         finetune(settings(*base, tmp_path / "out", resume_adapter_file=str(tmp_path / "empty.safetensors")))

@@ -168,14 +168,20 @@ def test_folders_that_do_not_serve_are_refused(base: Path, adapters: Path, tmp_p
     with pytest.raises(Refused, match=r"(?s)holds no adapter_config\.json.*holds no adapters\.safetensors"):
         export_adapters(empty, tmp_path / "out")
     (empty / "adapters.safetensors").write_bytes(b"")
-    for text, says in (("{", "no JSON file"), ("[]", "does not describe adapters")):
+    for text, says in (("{", "no JSON file"), ("[" * 100_000, "no JSON file"), ("[]", "does not describe adapters")):
         (empty / "adapter_config.json").write_text(text)
         with pytest.raises(Refused, match=says):
             export_adapters(empty, tmp_path / "out")
     with pytest.raises(Refused, match="exists and is not an export"):
         export_adapters(adapters, tmp_path)
-    with pytest.raises(Refused, match="is where the export is made from"):
+    with pytest.raises(Refused, match="what the export is made from"):
         export_adapters(adapters, base)
+    holder = tmp_path / "export"
+    shutil.copytree(adapters, holder / "adapters")
+    (holder / "mufree.json").write_text("{}")
+    with pytest.raises(Refused, match="holds, what the export is made from, and would be replaced"):
+        export_adapters(holder / "adapters", holder)
+    assert (holder / "adapters" / "adapters.safetensors").is_file()
     with pytest.raises(Refused, match="'z'; give 'x' or 'y'"):
         export_adapters(adapters, tmp_path / "out", weights="z")  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from mufree.training import pretrain
 from mufree.training.checkpoint import checkpoints
 from mufree.training.exporting import export_run
 from mufree.training.folder import RunFolder
+from mufree.training.keeping import best, prune
 from mufree.training.loop import Trainer
 from mufree.training.manifest import sealed
 from mufree.training.report import Metrics, read_metrics
@@ -138,6 +140,59 @@ def test_a_part_that_is_something_else_is_told_before_training(
     monkeypatch.setattr(Trainer, "advance", lambda _: pytest.fail("an update was made"))
     with pytest.raises(Refused, match=f"{part} (is not a|exists and is not)"):
         go_on(place)
+
+
+def test_a_better_checkpoint_of_another_run_is_nobodys_best(place: Path) -> None:
+    """Neither exported, nor kept in the place of the run's own best one."""
+    own, run = place / "checkpoints/00000002", RunFolder(place).saved()["run"]
+    rewrite_facts(own, validated=2, losses={"valid_loss_x": 3.0})
+    other = shutil.copytree(own, place / "checkpoints/00000001")
+    rewrite_facts(other, run="another", validated=2, losses={"valid_loss_x": 1.0})
+    assert best(checkpoints(place / "checkpoints")) == other
+    assert RunFolder(place).newest(best=True) == best(checkpoints(place / "checkpoints"), run) == own
+    prune(place / "checkpoints/00000004", 1)
+    assert own in checkpoints(place / "checkpoints")
+
+
+def rewrite_facts(checkpoint: Path, **changes: Any) -> None:
+    """A checkpoint with other facts, whole."""
+    facts, manifest = checkpoint / "facts.json", checkpoint / "manifest.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | changes))
+    content = json.loads(manifest.read_text())
+    content["files"]["facts.json"] = hashlib.sha256(facts.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(sealed(content)))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_export_does_not_take_the_place_of_its_run(place: Path, inside: bool) -> None:
+    """A folder that looks like an earlier export, and is or holds the run, is not replaced."""
+    target = place if inside else place.parent
+    (target / "mufree.json").write_text("{}")
+    before = snapshot(place)
+    with pytest.raises(Refused, match="would be replaced"):
+        export_run(place, target)
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize("name", ["run.json", "checkpoints/00000004/manifest.json"])
+def test_json_that_nests_too_deep_is_damage(place: Path, name: str) -> None:
+    """Python gives up on it with an error of its own."""
+    (place / name).write_text("[" * 100_000)
+    if name == "run.json":
+        with pytest.raises(CheckpointError, match="is not what mufree writes"):
+            RunFolder(place).saved()
+    else:
+        assert RunFolder(place).latest()[0] == place / "checkpoints/00000002"
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    """New, resumed and exported."""
+    place = tmp_path / ("x" * 300)
+    RunFolder(place).check_free()
+    with pytest.raises(Refused, match="cannot be made: File name too long"), RunFolder(place).claimed():
+        pass
+    with pytest.raises(Refused, match="holds no run"):
+        export_run(place, tmp_path / "export")
 
 
 def test_one_process_writes_to_a_run(place: Path) -> None:

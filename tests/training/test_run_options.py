@@ -25,6 +25,16 @@ from training_settings import Heard, small, tiny
 SAME = 1e-5
 
 
+def packed(header: Any, size: int) -> bytes:
+    """A safetensors file that is as long as its header says."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(size)
+
+
+def entry(dtype: str = "F64", count: int = 1) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [count], "data_offsets": [0, 8]}
+
+
 def test_bfloat16_weights_with_float32_state(tmp_path: Path) -> None:
     """In the checkpoint and in the export; the run goes on bit for bit, and as float32 it does not."""
     settings = {"dtype": "bfloat16", "accumulation": 3, "updates": 4}
@@ -136,6 +146,10 @@ def flipped_header(content: bytes) -> bytes:
         (lambda _: b"", "no whole safetensors file"),
         (lambda _: b"\x80\x04K\x01.", "no whole safetensors file"),
         (flipped_header, "no whole safetensors file"),
+        (lambda _: packed({"w": entry()}, 8), "cannot be read: .*unsupported dtype F64"),
+        (lambda _: packed({"w": entry("F32", 9)}, 8), "cannot be read: .*invalid data offsets"),
+        (lambda _: packed({"w": {"data_offsets": [0, 8]}}, 8), "cannot be read: "),
+        (lambda _: (100_000).to_bytes(8, "little") + b"[" * 100_000, "no whole safetensors file"),
         (None, "holds no weights"),
     ],
 )
@@ -147,6 +161,15 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, source: Path, change:
     with pytest.raises(Refused, match=says):
         pretrain(small(tmp_path / "run", weights=str(path)))
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_are_no_floating_numbers_are_refused(tmp_path: Path, source: Path) -> None:
+    """Packed or quantised ones, which would be trained on as if they were numbers."""
+    arrays: Any = mx.load(str(source / "export" / "model.safetensors"))
+    mx.save_safetensors(str(tmp_path / "w.safetensors"), {path: a.astype(mx.int32) for path, a in arrays.items()})
+    with pytest.raises(CheckpointError, match=r"is mlx\.core\.int32, which is no floating type") as caught:
+        prepare(small(tmp_path / "run", weights=str(tmp_path / "w.safetensors")))
+    assert len(caught.value.reasons) == len(arrays)
 
 
 def test_weights_of_another_model_are_refused_with_every_path(tmp_path: Path, source: Path) -> None:

@@ -155,3 +155,11 @@ def test_text_that_cannot_be_read_is_refused_by_place(tmp_path: Path, name: str,
     with pytest.raises(Refused, match=says):
         prepare(tiny(tmp_path / "run", data=str(tmp_path / name), cache=str(tmp_path / "cache")))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/inside", "x" * 300])
+def test_a_cache_that_cannot_be_written_to_is_refused(tmp_path: Path, lines: Path, place: str) -> None:
+    """As the option that it is, with what to do."""
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(Refused, match=r"cache: .* cannot be written to: .*; give another folder"):
+        made(tmp_path / place, [lines])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from mufree.training.prepare import prepare
 from mufree.training.tokens import MappedTokens, bin_file, digest_and_range, token_files
 from training_settings import tiny
 
+HEADER = "{'descr': '<u2', 'fortran_order': False, 'shape': %s}"
 IDS = np.random.default_rng(0).integers(0, 257, 4000)
+
+
+def with_header(header: str) -> bytes:
+    """A .npy file with a header of one's own, of ids that are fine."""
+    line = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + IDS.astype("<u2").tobytes()
 
 
 def resident(kind: str = "Rss") -> int:
@@ -54,6 +62,19 @@ def test_files_are_one_row_of_ids(tmp_path: Path) -> None:
     assert digest_and_range(mapped) == digest_and_range(IDS.astype(np.int32)) == (*digest_and_range(mapped)[:1], 0, 256)
 
 
+@pytest.mark.parametrize("name", ["TRAIN.BIN", "train.UINT32.BIN", "Train.Npy"])
+def test_capitals_in_a_name_change_nothing(tmp_path: Path, name: str) -> None:
+    """Bytes of ids are mostly valid text: a token file that is not known for one would be trained on as such."""
+    with (tmp_path / name).open("wb") as file:
+        if name == "Train.Npy":
+            np.save(file, IDS)
+        else:
+            IDS.astype("<u4" if "32" in name else "<u2").tofile(file)
+    for place in (tmp_path / name, tmp_path):
+        prepared = prepare(tiny(tmp_path / "run", data=str(place)))
+        assert len(prepared.train.ids) + len(prepared.valid.ids) == len(IDS)
+
+
 def test_a_run_on_files_is_the_run_on_the_same_ids_in_memory(tmp_path: Path) -> None:
     """The same batches, one file or several; val… is for validation, otherwise the last tenth is."""
     shards(tmp_path / "one")
@@ -90,6 +111,12 @@ def test_a_file_is_the_same_data_whatever_its_format(tmp_path: Path) -> None:
         ("float.npy", lambda p: np.save(p, np.zeros(99)), "holds float64 of shape"),
         ("two.npy", lambda p: np.save(p, np.zeros((9, 9), int)), r"shape \(9, 9\)"),
         ("objects.npy", lambda p: np.save(p, np.array([{}]), allow_pickle=True), "holds object"),
+        ("wraps.npy", lambda p: np.save(p, IDS - 2**32), "holds the id -429"),
+        ("less.npy", lambda p: p.write_bytes(with_header(HEADER % "(-5,)")), r"shape \(-5,\)"),
+        ("open.npy", lambda p: p.write_bytes(with_header((HEADER % "(5,")[:-1])), "is no .npy file"),
+        ("keys.npy", lambda p: p.write_bytes(with_header("{1: 2, 'shape': 3}")), "is no .npy file"),
+        ("list.npy", lambda p: p.write_bytes(with_header("{[]: 1}")), "is no .npy file"),
+        ("pipe.bin", os.mkfifo, "neither a file nor a folder"),
         ("text.npy", lambda p: p.write_text("hello"), "is no .npy file"),
         ("cut.npy", lambda p: (np.save(p, IDS), p.write_bytes(p.read_bytes()[:-1])), "shorter than its header says"),
     ],

@@ -39,11 +39,12 @@ def run(options: argparse.Namespace) -> int:
         given = {"model": options.model, "dequantize": options.dequantize}
         print(export_adapters(options.run, out, weights=options.weights, **given))
         return 0
+    from ..files import there
     from ..training.exporting import export_run
     from ..training.folder import RunFolder
 
     reasons = Reasons()
-    if not RunFolder(options.run).description.is_file():
+    if not there(RunFolder(options.run).description):
         message = "holds neither a run of mufree pretrain nor a fine-tune's adapters; give the folder of one"
         reasons.add("missing", str(options.run), message)
     _add_unused(reasons, options, ("model", "dequantize"), f"is for adapters, and {options.run} holds none")

@@ -69,6 +69,12 @@ def check_replaceable(folder: Path) -> None:
     Raises:
         Refused: If it exists and is not an earlier export, or lies in something that is no folder.
     """
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        refuse("unwritable", "export", f"{str(folder)[:80]!r} cannot be a folder ({error.args[-1]}); give another one")
     if folder.exists() and not (folder / NOTES).is_file():
         refuse("occupied", "export", f"{folder} exists and is not an export of mufree's; give another folder")
     if not nearest(folder).is_dir():

@@ -5,7 +5,6 @@ Invariant: only the base model and the adapters are read, so that no optimizer s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import dequantize_model, load, save
 
 from ..errors import Reasons, refuse
-from ..files import failing_as_os_error, whole_folder, write_json
+from ..files import failing_as_os_error, read_json, there, whole_folder, within, write_json
 from ..random_state import random_state_kept
 from .export import NOTES, check_replaceable
 
@@ -27,7 +26,7 @@ _OURS = "mufree"
 
 def is_adapter_folder(folder: Path) -> bool:
     """Whether a folder is what a fine-tune wrote, whole or not."""
-    return (folder / CONFIG).is_file() or (folder / WEIGHTS).is_file()
+    return there(folder) and ((folder / CONFIG).is_file() or (folder / WEIGHTS).is_file())
 
 
 def export_adapters(
@@ -62,8 +61,10 @@ def export_adapters(
     base = str(model or described["model"])
     reasons = Reasons()
     reasons.attempt(check_replaceable, folder)
-    if folder.resolve() in (adapters.resolve(), chosen.resolve(), Path(base).resolve()):
-        reasons.add("occupied", "export", f"{folder} is where the export is made from; give another folder")
+    reasons.refuse_if_any()
+    if any(within(place, folder) for place in (adapters, chosen, Path(base))):
+        message = f"{folder} is, or holds, what the export is made from, and would be replaced; give another folder"
+        reasons.add("occupied", "export", message)
     reasons.refuse_if_any()
     with random_state_kept():  # mlx-lm draws the factors before it loads them
         fused, tokenizer, config = _attached(base, chosen)
@@ -87,7 +88,7 @@ def _described(adapters: Path) -> dict[str, Any]:
     reasons.refuse_if_any()
     path = adapters / CONFIG
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
+        described = read_json(path)
     except (OSError, ValueError) as error:
         refuse("unreadable", str(path), f"is no JSON file that can be read: {error}")
     if not isinstance(described, dict):

@@ -5,13 +5,13 @@ Invariant: base and target are one family of one depth, vocabulary and head size
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import Reasons, ShapeMismatch, refuse
+from ..files import read_json
 from ..mup import BaseShapes, make_base_shapes
 from ..mup.forward import forward_multipliers
 from ..mup.walk import leaves
@@ -103,7 +103,7 @@ def _read(path: Path) -> Recipe | BaseShapes | Mapping[str, Any]:
     if place.suffix == ".bsh":
         return BaseShapes.load(place)
     try:
-        content = json.loads(place.read_text(encoding="utf-8"))
+        content = read_json(place)
     except (OSError, ValueError) as error:
         refuse("unreadable", "base", f"{place} is no JSON file that can be read: {error}; {_REMEDY}")
     if isinstance(content, dict) and "base_shapes" in content:

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import refuse
+from ..files import within
 from ..lm.building import build
 from ..lm.card import model_card
 from ..lm.export import check_replaceable, export
@@ -39,6 +40,8 @@ def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"
     identity = place.saved()["identity"]
     path = place.newest(best=best)
     check_replaceable(folder)
+    if within(place.path, folder):
+        refuse("occupied", "export", f"{folder} is, or holds, the run, and would be replaced; give another folder")
     facts = read_facts(path)
     model = build(identity["model_config"])
     arrays: Any = mx.load(str(path / f"{weights}.safetensors"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, Reasons, refuse
-from ..files import nearest, read_json, recover, recover_all, write_json
+from ..files import nearest, read_json, recover, recover_all, there, write_json
 from .checkpoint import checkpoints, read_facts, verify
 from .config import DESPITE, LENGTHS, WHILE_GOING_ON, PretrainConfig, defaults
 from .keeping import best as best_of
@@ -71,11 +71,11 @@ class RunFolder:
         Raises:
             Refused: If so, saying what is in the way.
         """
-        if self.description.is_file():
+        if there(self.description):
             message = f"{self.path} holds a run; go on with --resume, or give another folder with --out"
             refuse("occupied", "out", message)
         # A process killed while it claimed the folder leaves an unfinished file, which is nobody's.
-        if self.path.exists() and not (self.path.is_dir() and all(p.name == _UNFINISHED for p in self.path.iterdir())):
+        if there(self.path) and not (self.path.is_dir() and all(p.name == _UNFINISHED for p in self.path.iterdir())):
             message = f"{self.path} exists and holds no run of mufree's; give another folder with --out"
             refuse("occupied", "out", message)
         place = nearest(self.path)
@@ -129,7 +129,7 @@ class RunFolder:
             CheckpointError: If what is there is damaged.
         """
         where = self.description
-        if not where.is_file():
+        if not (there(where) and where.is_file()):
             message = f"{self.path} holds no run to resume or export; give the folder of one, or leave --resume out"
             refuse("missing", "out", message)
         try:
@@ -225,7 +225,7 @@ class RunFolder:
             CheckpointError: If none is whole.
         """
         path, _ = self.latest()
-        leader = best_of(checkpoints(self.checkpoints)) if best else None
+        leader = best_of(checkpoints(self.checkpoints), self.saved().get("run")) if best else None
         if leader is not None:
             verify(leader)
             return leader
@@ -239,7 +239,7 @@ class RunFolder:
         """
         reasons = Reasons()
         for path, wanted in ((self.metrics, Path.is_file), (self.checkpoints, Path.is_dir)):
-            if path.exists() and not wanted(path):
+            if there(path) and not wanted(path):
                 kind = "a file" if wanted is Path.is_file else "a folder"
                 reasons.add("occupied", "out", f"{path} is not {kind}; move it away")
         reasons.refuse_if_any()

@@ -20,10 +20,19 @@ def validated_loss(checkpoint: Path) -> float | None:
         return None  # damaged, or another's
 
 
-def best(found: Sequence[Path]) -> Path | None:
-    """The checkpoint with the lowest validation loss at ``x``, the earliest of equals."""
-    losses = [(loss, path) for path in found if (loss := validated_loss(path)) is not None]
+def best(found: Sequence[Path], run: str | None = None) -> Path | None:
+    """The checkpoint with the lowest validation loss at ``x``, the earliest of equals; with ``run``, of that run's."""
+    own = [path for path in found if run is None or _run(path) in (run, None)]
+    losses = [(loss, path) for path in own if (loss := validated_loss(path)) is not None]
     return min(losses, key=lambda one: one[0])[1] if losses else None
+
+
+def _run(checkpoint: Path) -> str | None:
+    """The run that a checkpoint names as its own, if it names one."""
+    try:
+        return read_facts(checkpoint).get("run")
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def prune(newest: Path, keep: int) -> None:
@@ -33,7 +42,7 @@ def prune(newest: Path, keep: int) -> None:
     """
     found = checkpoints(newest.parent)
     place = found.index(newest) + 1
-    kept = {*found[max(0, place - keep) : place], best(found[:place])}
+    kept = {*found[max(0, place - keep) : place], best(found[:place], _run(newest))}
     for path in found:
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)

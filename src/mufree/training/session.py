@@ -82,7 +82,7 @@ class Session:
         facts = load_checkpoint(path, self.prepared.model, self.prepared.optimizer)
         self.prepared.optimizer.learning_rate = self.prepared.plan.peak_lr
         found = checkpoints(self.folder.checkpoints)
-        leader = best(found[: found.index(path) + 1])  # later ones are damaged
+        leader = best(found[: found.index(path) + 1], self.folder.saved().get("run"))  # later ones are damaged
         leading = None if leader is None else validated_loss(leader)
         self._take(facts, math.inf if leading is None else leading)
         self.saved = path

@@ -63,11 +63,15 @@ def tokenised(files: Sequence[Path], cache: Path, encode: Encode, *, tokenizer: 
         vocab_size: Its tokens.
 
     Raises:
-        Refused: For text that cannot be read, with the file and line.
+        Refused: For text that cannot be read, with the file and line, and a cache that cannot be written to.
     """
     folder = cache / _key(files, tokenizer)
-    cache.mkdir(parents=True, exist_ok=True)
-    with _alone(cache / f".{folder.name}.lock"):
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(cache / f".{folder.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        refuse("unwritable", "cache", f"{cache} cannot be written to: {error.strerror}; give another folder")
+    with _alone(descriptor):
         try:
             return read_tokenised(folder, vocab_size)
         except CheckpointError:
@@ -181,9 +185,8 @@ def _key(files: Sequence[Path], tokenizer: str) -> str:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Be the only process inside; another one waits."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def _alone(descriptor: int) -> Iterator[None]:
+    """Be the only process inside that has the file open; another one waits."""
     try:
         with suppress(OSError):  # a filesystem without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import tokenize
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def bin_file(path: Path, vocab_size: int) -> TokenFile:
     Raises:
         Refused: If its length is no whole number of ids.
     """
-    named = path.name.removesuffix(".bin").rpartition(".")[2]
+    named = path.name.lower().removesuffix(".bin").rpartition(".")[2]
     dtype = _KINDS.get(named, "<u2" if vocab_size <= 1 << 16 else "<u4")
     size = path.stat().st_size
     if size % int(dtype[-1]):
@@ -79,9 +80,10 @@ def npy_file(path: Path) -> TokenFile:
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             skip = file.tell()
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        # NumPy parses the header as Python text, and lets through what its parsers raise.
         refuse("unreadable", "data", f"{path} is no .npy file: {' '.join(str(error).split())[:200]}")
-    if len(shape) != 1 or dtype.str not in _NPY:
+    if len(shape) != 1 or type(shape[0]) is not int or shape[0] < 0 or dtype.str not in _NPY:
         message = f"{path} holds {dtype} of shape {shape}; give one row of whole numbers ({', '.join(_NPY)})"
         refuse("unreadable", "data", message)
     if path.stat().st_size < skip + shape[0] * dtype.itemsize:
@@ -123,8 +125,10 @@ class MappedTokens:
 
     def _read(self, number: int, file: TokenFile, first: int, last: int) -> np.ndarray:
         view = np.frombuffer(self._maps[number], file.dtype, last - first, file.skip + first * int(file.dtype[-1]))
-        if int(file.dtype[-1]) > 2 and view.max(initial=0) > np.iinfo(np.int32).max:
-            refuse("out_of_range", "data", f"{file.path} holds the id {view.max()}, which no tokenizer has")
+        limits = np.iinfo(np.int32)
+        for wrong in (view.min(initial=0), view.max(initial=0)) if int(file.dtype[-1]) > 2 else ():
+            if not limits.min <= wrong <= limits.max:
+                refuse("out_of_range", "data", f"{file.path} holds the id {wrong}, which no tokenizer has")
         ids = view.astype(np.int32)
         if hasattr(mmap, "MADV_DONTNEED"):
             self._maps[number].madvise(mmap.MADV_DONTNEED)  # the pages stay in the system's cache, not in this process
@@ -156,11 +160,15 @@ def token_files(path: Path, vocab_size: int) -> tuple[list[TokenFile], list[Toke
     Raises:
         Refused: With every file that is none.
     """
-    paths = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in ENDINGS and p.is_file())
+    paths = [path] if path.is_file() else sorted(p for p in path.iterdir() if _is_token_file(p))
     reasons = Reasons()
     sides: tuple[list[TokenFile], list[TokenFile]] = ([], [])
     for one in paths:
-        read = reasons.attempt(npy_file, one) if one.suffix == ".npy" else reasons.attempt(bin_file, one, vocab_size)
+        read = (
+            reasons.attempt(npy_file, one)
+            if one.suffix.lower() == ".npy"
+            else reasons.attempt(bin_file, one, vocab_size)
+        )
         if read is not None:
             sides[one.name.startswith("val") and len(paths) > 1].append(read)
     reasons.refuse_if_any()
@@ -170,5 +178,9 @@ def token_files(path: Path, vocab_size: int) -> tuple[list[TokenFile], list[Toke
 def holds_tokens(path: Path) -> bool:
     """Whether a path is a token file or a folder that holds some."""
     if path.is_dir():
-        return any(p.suffix in ENDINGS for p in path.iterdir() if p.is_file())
-    return path.suffix in ENDINGS
+        return any(_is_token_file(p) for p in path.iterdir())
+    return _is_token_file(path)
+
+
+def _is_token_file(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS and path.is_file()

@@ -36,7 +36,10 @@ def load_weights(model: Any, where: str) -> tuple[str, ...]:
     arrays: dict[str, Any] = {}
     for file in _files(Path(where)):
         _check_whole(file)
-        arrays.update(dict(mx.load(str(file), format="safetensors")))  # type: ignore[arg-type]
+        try:
+            arrays.update(dict(mx.load(str(file), format="safetensors")))  # type: ignore[arg-type]
+        except RuntimeError as error:  # another type of numbers, offsets that do not fit
+            refuse("damaged", "weights", f"{file} cannot be read: {error}; give another copy", CheckpointError)
     here = dict(tree_flatten(model.parameters()))
     reasons = Reasons()
     for path in sorted(here.keys() | arrays.keys()):
@@ -47,6 +50,9 @@ def load_weights(model: Any, where: str) -> tuple[str, ...]:
         elif arrays[path].shape != here[path].shape:
             given, wanted = list(arrays[path].shape), list(here[path].shape)
             reasons.add("shape", f"weights: {path}", f"is {given}, the model's is {wanted}; it is another model's")
+        elif not mx.issubdtype(arrays[path].dtype, mx.floating):
+            remedy = "give weights that are not quantised or packed"
+            reasons.add("type", f"weights: {path}", f"is {arrays[path].dtype}, which is no floating type; {remedy}")
     reasons.refuse_if_any(CheckpointError)
     same = {path: array.astype(here[path].dtype) for path, array in arrays.items()}
     mx.eval(same)
@@ -66,7 +72,7 @@ def _check_whole(file: Path) -> None:
             header = json.loads(opened.read(min(length, file.stat().st_size)))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         whole = file.stat().st_size == 8 + length + max(ends, default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         whole = False
     if not whole:
         refuse("damaged", "weights", f"{file} is no whole safetensors file; give another copy", CheckpointError)

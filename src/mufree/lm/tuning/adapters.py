@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
 from ...errors import Reasons, refuse
+from ...files import read_json
 from .settings import FinetuneConfig
 
 LOST = "optimizer state, numbering, data order and random state begin anew (--resume goes on with all of them)"
@@ -81,6 +81,8 @@ def _start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
         saved: Any = mx.load(str(path))
     except (RuntimeError, ValueError, OSError) as error:
         refuse("unreadable", "resume_adapter_file", f"{path} cannot be read: {error}")
+    if not isinstance(saved, dict):
+        refuse("unreadable", "resume_adapter_file", f"{path} holds no arrays by name; give an adapter file")
     here = dict(tree_flatten(model.trainable_parameters()))
     reasons = Reasons()
     for name, array in sorted(saved.items()):
@@ -106,7 +108,7 @@ def _start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
 def _differences(config: FinetuneConfig, described: Path) -> list[str]:
     """How the run that wrote an adapter differs in what the adapter's numbers mean."""
     try:
-        before = json.loads(described.read_text(encoding="utf-8"))
+        before = read_json(described)
         was = (before.get("lora_parameters") or {}).get("scale")
     except (OSError, ValueError, AttributeError):
         return []
@@ -114,7 +116,7 @@ def _differences(config: FinetuneConfig, described: Path) -> list[str]:
     if before.get("model") != config.model:
         said.append(f"those weights were trained on {before.get('model')!r}; here the base is {config.model!r}")
     now = (config.lora_parameters or {"scale": 20.0})["scale"]
-    if config.fine_tune_type != "full" and was is not None and was != now:
+    if config.fine_tune_type != "full" and isinstance(was, int | float) and was != now:
         said.append(f"those weights were trained with scale {was:g}; here it is {now:g}, which multiplies them anew")
     return said
 

@@ -52,7 +52,7 @@ def _check_rows(reasons: Reasons, path: Path, config: FinetuneConfig) -> None:
             where = f"{path}:{number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 reasons.add("unreadable", where, f"is no JSON ({error}); write one object a line")
                 return
             if not isinstance(row, Mapping):
@@ -64,6 +64,10 @@ def _check_rows(reasons: Reasons, path: Path, config: FinetuneConfig) -> None:
                 message = f"has no {' and no '.join(missing)}, which the first row has; give all rows one form"
                 reasons.add("missing", where, message)
                 return
+            fault = _fault({name: row[name] for name in wanted}, config)
+            if fault is not None:
+                reasons.add("type", where, fault)
+                return
     if not number:
         reasons.add("empty", str(path), "has no row; add some, or remove the file")
 
@@ -73,6 +77,50 @@ def _form(row: Mapping[str, Any], config: FinetuneConfig) -> tuple[str, ...]:
     names = {kind: getattr(config, f"{kind}_feature") or default for kind, default in DEFAULTS.items()}
     forms = ((names["prompt"], names["completion"]), (names["chat"],), (names["text"],))
     return next((form for form in forms if all(name in row for name in form)), ())
+
+
+def _fault(row: Mapping[str, Any], config: FinetuneConfig) -> str | None:
+    """What is wrong with the values by which mlx-lm reads a row."""
+    for name, value in row.items():
+        if name == (config.chat_feature or DEFAULTS["chat"]):
+            if not (isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value)):
+                return f"{name} is {str(value)[:80]!r}; give a list of messages, each with a role and a content"
+        elif not isinstance(value, str):
+            return f"{name} is {str(value)[:80]!r} ({type(value).__name__}); give text"
+        elif any("\ud800" <= letter <= "\udfff" for letter in value):
+            return f"{name} holds half of a surrogate pair, which is no Unicode text; take it out"
+    return None
+
+
+class Readable:
+    """A set of mlx-lm's, which reads a row as training asks for it, and refuses one that its tokenizer cannot read.
+
+    Args:
+        rows: The set.
+        name: What it is, for the errors.
+    """
+
+    def __init__(self, rows: Any, name: str) -> None:
+        self._rows, self._name = rows, name
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._rows[number]
+
+    def process(self, row: Any) -> Any:
+        """Token ids of a row, and how many of them are its prompt.
+
+        Raises:
+            Refused: If the tokenizer or its chat template fails on it.
+        """
+        try:
+            return self._rows.process(row)
+        except Exception as error:  # templates and tokenizers raise what they like; mlx-lm IndexError for no token
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            message = f"the tokenizer cannot read {str(row)[:120]!r} of the {self._name} set, {told}; mend or remove it"
+            refuse("unreadable", "data", message)
 
 
 def load_sets(config: FinetuneConfig, args: SimpleNamespace, tokenizer: Any) -> tuple[Any, Any, Any]:
@@ -94,7 +142,13 @@ def load_sets(config: FinetuneConfig, args: SimpleNamespace, tokenizer: Any) -> 
             message = f"{config.batch_size} is more than the {len(rows)} rows of the {name} set; give a smaller one"
             reasons.add("few_rows", "batch_size", message)
     reasons.refuse_if_any()
-    return train, (valid if config.val_batches != 0 else []), test
+    sets = {name: Readable(rows, name) for name, rows in (("training", train), ("validation", valid), ("test", test))}
+    for name, rows in sets.items():
+        # the first row, for a template that fits none of them, and rows of nothing, which only some tokenizers read
+        for number in range(len(rows)) if wanted[name] is not None else ():
+            if number == 0 or (isinstance(rows[number], Mapping) and "" in rows[number].values()):
+                rows.process(rows[number])
+    return sets["training"], (sets["validation"] if config.val_batches != 0 else []), sets["test"]
 
 
 def digest(rows: Any) -> str:

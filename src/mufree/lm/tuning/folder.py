@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import mlx.core as mx
 from mlx_lm.utils import save_config
 
 from ...errors import CheckpointError, Reasons, Refused, refuse
-from ...files import failing_as_os_error, flush, read_json, whole_folder
+from ...files import failing_as_os_error, flush, read_json, there, whole_folder
 from ...training.folder import RunFolder
 from .settings import FinetuneConfig
 
@@ -72,19 +73,25 @@ class AdapterFolder(RunFolder):
         """Refuse to replace a run that could go on; adapters that mlx-lm wrote are replaced, as it would.
 
         Raises:
-            Refused: If there is one, or the folder cannot be made.
+            Refused: If there is one, somebody else's folder has the place of a part, or the folder cannot be made.
         """
-        if self.description.is_file():
+        if there(self.description):
             message = f"{self.path} holds a run of mufree lora; go on with --resume, or give another --adapter-path"
             refuse("occupied", "adapter_path", message)
-        if self.path.exists() and not self.path.is_dir():
+        if not there(self.path):
+            return RunFolder(self.path).check_free()
+        if not self.path.is_dir():
             refuse("occupied", "adapter_path", f"{self.path} is a file; give a folder")
-        if not self.path.exists():
-            RunFolder(self.path).check_free()
+        parts = (self.export, self.at_y, self.checkpoints, self.metrics)
+        theirs = ", ".join(part.name for part in parts if os.path.lexists(part))
+        if theirs:
+            message = f"{self.path} holds {theirs}, which the run would replace; move that away, or give another folder"
+            refuse("occupied", "adapter_path", message)
+        return None
 
     def resumed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The saved settings with what is given anew over them."""
-        if not self.description.is_file() and (self.path / ADAPTERS).is_file():
+        if not there(self.description) and there(self.path / ADAPTERS):
             message = f"{self.path} holds adapters, but no optimizer state to go on from"
             remedy = f"start from their weights with --resume-adapter-file {self.path / ADAPTERS}"
             refuse("missing", "adapter_path", f"{message}; {remedy}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import Reasons
 from ...plan import mlx_lm
+from ...training.options import LARGEST
 
 LORA = ("rank", "dropout", "scale", "keys")
 FEATURES = ("prompt_feature", "completion_feature", "chat_feature", "text_feature")
@@ -29,7 +30,14 @@ def check_lora_parameters(reasons: Reasons, value: Any) -> None:
     for name in LORA[:3]:
         if name not in value:
             reasons.add("missing", f"{where}.{name}", "is missing; a mapping replaces all of mlx-lm's defaults")
-    _check(reasons, f"{where}.rank", value, "rank", lambda v: _whole(v) and v >= 1, "a whole number ≥ 1")
+    _check(
+        reasons,
+        f"{where}.rank",
+        value,
+        "rank",
+        lambda v: _whole(v) and 1 <= v <= LARGEST,
+        f"a whole number from 1 to {LARGEST}",
+    )
     _check(reasons, f"{where}.dropout", value, "dropout", lambda v: _real(v) and 0 <= v < 1, "a number in [0, 1)")
     _check(reasons, f"{where}.scale", value, "scale", _real, "a finite number")
     keys = value.get("keys")
