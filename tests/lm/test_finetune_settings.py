@@ -88,7 +88,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelt key": ({"lerning_rate": 1e-4}, r"config: lerning_rate: no such key; did you mean learning_rate\?"),
     "a rank that is not positive": (
         {"lora_parameters": {"rank": 0, "dropout": 0.0, "scale": 1.0}},
-        r"lora_parameters\.rank: 0; give a whole number ≥ 1",
+        r"lora_parameters\.rank: 0; give a whole number from 1 to",
     ),
     "alpha": (
         {"lora_parameters": {"rank": 4, "dropout": 0.0, "alpha": 16}},
