@@ -141,10 +141,11 @@ def test_y_is_measured_too(base: Any, tmp_path: Path) -> None:
 def test_an_earlier_y_is_not_left_behind(base: Any, tmp_path: Path) -> None:
     """Where the average is the better one, adapters at an earlier y go; somebody else's folder of that name stays."""
     for name, notes, stays in (("ours", {"mufree": {"sequence": "y"}}, False), ("theirs", {}, True)):
+        finetune(settings(*base, tmp_path / name, **{**QUICK, "iters": 3}))
         folder = tmp_path / name / "y"
-        folder.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)
         (folder / "adapter_config.json").write_text(json.dumps(notes))
-        losses = finetune(settings(*base, tmp_path / name, **{**QUICK, "iters": 6})).losses
+        losses = finetune({"adapter_path": str(tmp_path / name), "iters": 6}, resume=True).losses
         assert losses["valid_loss_x"] < losses["valid_loss_y"]
         assert folder.exists() == stays
 
