@@ -122,6 +122,25 @@ def read_json(path: Path) -> Any:
         raise ValueError("nested too deep") from None
 
 
+def safe_loader() -> Any:
+    """PyYAML's safe loader as PyYAML makes it.
+
+    mlx-lm's command adds a rule for numbers to the class itself, for the whole process, after which a name such as
+    ``._`` is a number that cannot be read.
+    """
+    import yaml
+    from yaml.resolver import Resolver
+
+    class Loader(yaml.SafeLoader):
+        """Safe, with PyYAML's own rules of what a plain word is."""
+
+        yaml_implicit_resolvers = {  # noqa: RUF012 – what PyYAML has there
+            first: list(rules) for first, rules in Resolver.yaml_implicit_resolvers.items()
+        }
+
+    return Loader
+
+
 def flush(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

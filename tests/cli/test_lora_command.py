@@ -130,7 +130,7 @@ def test_wrong_input_ends_with_status_2(file: Path, base: Any, capsys: pytest.Ca
     assert run(["lora", "-c", str(file)]) == 2
     said = capsys.readouterr().err
     assert "lora.yaml: safe_every: no such key; did you mean save_every?" in said
-    assert "lora_parameters.rank: 0; give a whole number ≥ 1" in said
+    assert "lora_parameters.rank: 0; give a whole number from 1 to 2147483647" in said
 
 
 def test_a_second_run_does_not_replace_the_first(

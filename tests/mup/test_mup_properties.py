@@ -21,6 +21,15 @@ def shapes(tree: dict[str, list[tuple[int, bool]]], grown: int) -> dict[str, tup
     return {path: tuple(size * grown if wide else size for size, wide in shape) for path, shape in tree.items()}
 
 
+def test_a_file_is_read_alike_after_mlx_lms_command_was_imported(tmp_path: Path) -> None:
+    """It changes PyYAML's safe loader for the whole process."""
+    import mlx_lm.lora  # noqa: F401
+
+    made = make_base_shapes({"._": (1,)}, {"._": (2,)})
+    made.save(tmp_path / "one.bsh")
+    assert dict(BaseShapes.load(tmp_path / "one.bsh")) == dict(made)
+
+
 @given(trees.filter(lambda tree: any(wide for shape in tree.values() for _, wide in shape)))
 @settings(max_examples=60, deadline=None)
 def test_files_come_back_whatever_the_paths_and_axes(tree: dict[str, list[tuple[int, bool]]]) -> None:

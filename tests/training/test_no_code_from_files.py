@@ -22,6 +22,9 @@ from training_settings import tiny
 
 PACKAGE = Path(mufree.__file__).parent
 RUNNING = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy", "code"}
+OURS = ("_loader()", "safe_loader()")
+"""Subclasses of the safe loader, tested below."""
+
 LOADERS = {"yaml.Loader", "yaml.FullLoader", "yaml.UnsafeLoader"}
 CALLED = {"eval", "exec", "compile", "__import__"}
 
@@ -37,7 +40,7 @@ def faults(source: str) -> list[str]:
             name = ast.unparse(node.func)
             options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             unsafe = name in CALLED
-            safe_loader = name == "yaml.load" and options.get("Loader") == "_loader()"  # of plan/files, tested below
+            safe_loader = name == "yaml.load" and options.get("Loader") in OURS
             unsafe |= name.startswith("yaml.") and name not in ("yaml.safe_load", "yaml.safe_dump") and not safe_loader
             unsafe |= name.endswith("from_pretrained") and options.get("trust_remote_code") != "False"
             unsafe |= name in ("np.load", "numpy.load") and options.get("allow_pickle", "False") != "False"

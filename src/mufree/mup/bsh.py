@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import Reasons, refuse
+from ..files import safe_loader
 from .rules import is_multiplier
 
 Widths = Mapping[str, tuple[int | None, ...]]
@@ -34,7 +35,7 @@ def read(path: str | Path) -> tuple[dict[str, tuple[int | None, ...]], dict[str,
 
     try:
         text = Path(path).read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=safe_loader())  # noqa: S506
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         _refuse(path, str(error).splitlines()[0])
     if not isinstance(content, dict):

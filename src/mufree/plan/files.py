@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mufree.errors import refuse
+from mufree.files import safe_loader
 
 PLAIN_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
@@ -51,7 +52,7 @@ def _loader() -> Any:
     """PyYAML's safe loader, for which ``1e-3`` is a number as in YAML 1.2, and a key given twice an error."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(safe_loader()):  # type: ignore[misc]
         """Safe, with plain exponents and unique keys."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
