@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mufree.errors import SECTIONS, Reason, missing_package
+from mufree.errors import SECTIONS, Reason, Reasons, Refused, missing_package
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -55,3 +55,25 @@ def test_only_our_optional_parts_are_explained(error: ImportError, remedy: str |
     """Somebody else's missing module stays as it is."""
     explained = missing_package(error)
     assert (explained is None) if remedy is None else (remedy in str(explained))
+
+
+def test_an_unknown_name_is_told_with_the_nearest_or_the_hint() -> None:
+    """And with all that are known, in the order given."""
+    reasons = Reasons()
+    reasons.add_unknown("a.yaml: widht", "widht", ("width", "depth"), "option")
+    reasons.add_unknown("a.yaml: 7", 7, ("width", "depth"), "option")
+    reasons.add_unknown("lora.alpha", "alpha", ("rank", "scale"), "key", "the word here is scale.")
+    assert [str(reason) for reason in reasons.found] == [
+        "a.yaml: widht: no such option; did you mean width? The options are: width, depth",
+        "a.yaml: 7: no such option; the options are: width, depth",
+        "lora.alpha: no such key; the word here is scale. The keys are: rank, scale",
+    ]
+
+
+def test_a_value_is_settled_only_when_nothing_was_refused() -> None:
+    """Then it is what the attempt returned."""
+    reasons = Reasons()
+    assert reasons.settled(reasons.attempt(int, "7")) == 7
+    reasons.add("type", "lr", "is none")
+    with pytest.raises(Refused, match="lr: is none"):
+        reasons.settled(7)

@@ -6,9 +6,9 @@ allowed and what to do. All problems of one input are gathered and raised once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 _T = TypeVar("_T")
 
@@ -107,6 +107,32 @@ class Reasons:
         except Refused as refused:
             self.extend(refused)
             return None
+
+    def add_unknown(self, where: str, name: Any, known: Collection[str], noun: str, hint: str | None = None) -> None:
+        """Keep a name that is none of those known, with the one that was probably meant.
+
+        Args:
+            where: The name, with its file or mapping.
+            name: The name alone.
+            known: The names there are, in the order in which they are told.
+            noun: What such a name names, e.g. ``"option"``.
+            hint: A sentence to say in place of the nearest name.
+        """
+        from difflib import get_close_matches
+
+        near = get_close_matches(str(name), known, 1)
+        hint = hint or (f"did you mean {near[0]}?" if near else None)
+        start = f"{hint} The" if hint else "the"
+        self.add("unknown", where, f"no such {noun}; {start} {noun}s are: {', '.join(known)}")
+
+    def settled(self, value: _T | None) -> _T:
+        """What an attempt returned, which is no None once nothing was refused.
+
+        Raises:
+            Refused: With all that was kept, if anything was.
+        """
+        self.refuse_if_any()
+        return cast(_T, value)
 
     def refuse_if_any(self, exception: type[Refused] = Refused) -> None:
         """Raise ``exception`` with all that was kept, if anything was."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Reasons
-from ..training.config import PretrainConfig, from_mapping
-from .numbers import parse_lists, whole_numbers
-from .options import add_options, given_options, read_yaml
+from ..training.config import PretrainConfig
+from .grids import GROUPS, read_grid
+from .numbers import whole_numbers
+from .options import add_options
 
 if TYPE_CHECKING:
     from ..studies.coordinates import CoordCheck
@@ -31,7 +32,6 @@ PRESET: Mapping[str, Any] = {
 
 OF_THE_CHECK = ("widths", "seeds", "updates")
 _OF_A_CELL = frozenset({"width", "seed", "updates", "tokens", "max_time"})
-_SHARED: Mapping[str, Any] = {"groups": ("model", "data", "optimizer"), "leave": _OF_A_CELL}
 SCALES = ("mup", "sp", "hidden-rate")
 
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--jobs", type=int, metavar="N", help="processes side by side (default: 2 on a CPU)")
     output.add_argument("--plot", type=Path, metavar="FILE", help="write the plot (PNG, SVG or PDF)")
     output.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_options(parser, PretrainConfig, **_SHARED)
+    add_options(parser, PretrainConfig, groups=GROUPS, leave=_OF_A_CELL)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -102,19 +102,17 @@ def read(options: argparse.Namespace) -> tuple[dict[str, Any], PretrainConfig]:
     Raises:
         Refused: With every reason.
     """
-    file = dict(read_yaml(options.config, PretrainConfig)) if options.config else {}
-    parse_lists(file, options.config, widths=whole_numbers)
-    given = {name: getattr(options, name) for name in OF_THE_CHECK if hasattr(options, name)}
-    settings = {**PRESET, **file, **given_options(options, PretrainConfig, **_SHARED), **given}
-    grid = {name: settings.pop(name) for name in OF_THE_CHECK}
     reasons = Reasons()
-    for name in _OF_A_CELL & settings.keys():
-        reasons.add("unknown", name, "is the check's here; leave it out, or set widths, seeds, updates")
-        settings.pop(name)
-    config = reasons.attempt(from_mapping, settings, str(options.config or "options"))
-    reasons.refuse_if_any()
-    assert config is not None  # noqa: S101  # a refusal was raised otherwise
-    return grid, config
+    grid, config = read_grid(
+        options,
+        reasons,
+        preset=PRESET,
+        lists={"widths": whole_numbers},
+        own=OF_THE_CHECK,
+        of_a_cell=_OF_A_CELL,
+        whose="check",
+    )
+    return grid, reasons.settled(config)
 
 
 def _conclude(options: argparse.Namespace, out: Path, result: CoordCheck, console: Any) -> int:

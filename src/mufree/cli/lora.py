@@ -9,7 +9,7 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import add_options, given_options, read_yaml
+from .options import add_options, settings_of
 
 if TYPE_CHECKING:
     from ..lm.tuning.prepare import Prepared
@@ -58,10 +58,7 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
     from ..lm.tuning.settings import FinetuneConfig, from_mapping
     from ..training.report import ConsoleReporter, OpenConsole
 
-    settings = {
-        **(read_yaml(options.config, FinetuneConfig) if options.config else {}),
-        **given_options(options, FinetuneConfig, leave=_LEAVE),
-    }
+    settings = settings_of(options, FinetuneConfig, leave=_LEAVE)
     source = str(options.config or "options")
     report = ConsoleReporter(OpenConsole(stderr=options.json))
     if told:

@@ -58,6 +58,16 @@ def given_options(
     return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
+def settings_of(options: argparse.Namespace, config: type[Any], *, leave: Collection[str] = ()) -> dict[str, Any]:
+    """The settings in the file that ``-c`` names, and over them the options that were given.
+
+    Raises:
+        Refused: If the file cannot be read.
+    """
+    file = read_yaml(options.config, config) if options.config else {}
+    return {**file, **given_options(options, config, leave=leave)}
+
+
 def read_yaml(path: Path, config: type[Any]) -> Mapping[str, Any]:
     """The options in a YAML file; numbers may be written as on the command line (``1e-3`` and ``2^-6``, too).
 

@@ -13,7 +13,7 @@ from ..errors import NonFiniteLoss, Refused, refuse
 from ..recipe import Recipe
 from ..training.config import DEFAULT_UPDATES, PretrainConfig, check_names, from_mapping
 from .blas import prepare_machine
-from .options import add_options, given_options, read_yaml
+from .options import add_options, settings_of
 
 if TYPE_CHECKING:
     from ..training.folder import RunFolder
@@ -109,10 +109,7 @@ def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    settings = {
-        **(read_yaml(options.config, PretrainConfig) if options.config else {}),
-        **given_options(options, PretrainConfig),
-    }
+    settings = settings_of(options, PretrainConfig)
     check_names(settings, str(options.config or "options"))
     return with_recipe(settings, options.recipe_file, _despite(options), resume=options.resume)
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Reasons
 from ..studies.cells import PARAMETRISATIONS, check_grid
-from ..training.config import PretrainConfig, from_mapping
-from .numbers import parse_lists, rates, whole_numbers
-from .options import add_options, given_options, read_yaml
+from ..training.config import PretrainConfig
+from .grids import GROUPS, read_grid
+from .numbers import rates, whole_numbers
+from .options import add_options
 
 if TYPE_CHECKING:
     from ..studies.transfer import Transfer
@@ -37,7 +38,6 @@ QUICK: Mapping[str, Any] = {
 
 OF_THE_GRID = ("widths", "rates", "seeds", "updates")
 _OF_A_CELL = frozenset({"width", "lr", "seed", "updates", "tokens", "max_time"})
-_SHARED: Mapping[str, Any] = {"groups": ("model", "data", "optimizer"), "leave": _OF_A_CELL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--save", type=Path, metavar="FILE", help="write the recipe")
     output.add_argument("--plot", type=Path, metavar="FILE", help="write the plot (PNG, SVG or PDF)")
     output.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_options(parser, PretrainConfig, **_SHARED)
+    add_options(parser, PretrainConfig, groups=GROUPS, leave=_OF_A_CELL)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,23 +117,20 @@ def read(options: argparse.Namespace) -> Asked:
     Raises:
         Refused: With every reason.
     """
-    file = dict(read_yaml(options.config, PretrainConfig)) if options.config else {}
-    parse_lists(file, options.config, widths=whole_numbers, rates=rates)
-    given = {name: getattr(options, name) for name in OF_THE_GRID if hasattr(options, name)}
-    preset = dict(QUICK if options.quick else FULL)
-    settings = {**preset, **file, **given_options(options, PretrainConfig, **_SHARED), **given}
-    grid = {name: settings.pop(name) for name in OF_THE_GRID}
     reasons = Reasons()
-    for name in _OF_A_CELL & settings.keys():
-        reasons.add("unknown", name, "is the grid's here; leave it out, or set widths, rates, seeds, updates")
-        settings.pop(name)
-    config = reasons.attempt(from_mapping, settings, str(options.config or "options"))
+    grid, config = read_grid(
+        options,
+        reasons,
+        preset=QUICK if options.quick else FULL,
+        lists={"widths": whole_numbers, "rates": rates},
+        own=OF_THE_GRID,
+        of_a_cell=_OF_A_CELL,
+        whose="grid",
+    )
     if config is not None:
         grid["widths"] = _widths(grid["widths"], config, options.only_base, reasons)
     reasons.attempt(_check, grid)
-    reasons.refuse_if_any()
-    assert config is not None  # noqa: S101  # a refusal was raised otherwise
-    return Asked(config=config, **grid)
+    return Asked(config=reasons.settled(config), **grid)
 
 
 def _widths(widths: Any, config: PretrainConfig, only_base: bool, reasons: Reasons) -> Any:

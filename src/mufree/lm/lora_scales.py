@@ -96,8 +96,7 @@ def lora_scales(
     choices = reasons.attempt(
         Choices, family=family, weight_decay=weight_decay, scale_eps=scale_eps, overrides=overrides or {}
     )
-    reasons.refuse_if_any()
-    assert choices is not None  # noqa: S101  # refused otherwise
+    choices = reasons.settled(choices)
     config = config_of(model) if config is None else config
     shapes = itself(found, forward_multipliers(model)) if base is None else lora_base(base, config)
     if adapters:

@@ -64,9 +64,7 @@ def language_task(
     if prepared is not None:
         for width in widths:
             reasons.attempt(at_width, prepared.model_config, width)
-    reasons.refuse_if_any()
-    assert prepared is not None  # noqa: S101  # a refusal was raised otherwise
-    found: Prepared = prepared
+    found = reasons.settled(prepared)
     task = Task(
         make=lambda width: build(at_width(found.model_config, width)),
         batch=lambda number, seed: found.train.sequences(number * config.batch_size, config.batch_size, seed),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
-from ..errors import Reasons, Refused
+from ..errors import Reasons
 from .options import check, option
 
 Decay = Literal["independent", "standard", "none"]
@@ -179,12 +178,7 @@ def from_mapping(settings: Mapping[str, Any], source: str = "config") -> Pretrai
     reasons.attempt(check_names, settings, source)
     known = defaults()
     values = {name: value for name, value in settings.items() if name in known}
-    try:
-        config = PretrainConfig(**values)
-    except Refused as refused:
-        reasons.extend(refused)
-    reasons.refuse_if_any()
-    return config
+    return reasons.settled(reasons.attempt(PretrainConfig, **values))
 
 
 def check_names(settings: Mapping[str, Any], source: str) -> None:
@@ -193,10 +187,8 @@ def check_names(settings: Mapping[str, Any], source: str) -> None:
     Raises:
         Refused: With each.
     """
-    reasons, known = Reasons(), defaults()
+    reasons, known = Reasons(), sorted(defaults())
     for name in settings:
         if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}? The options are" if near else "the options are"
-            reasons.add("unknown", f"{source}: {name}", f"no such option; {hint}: {', '.join(sorted(known))}")
+            reasons.add_unknown(f"{source}: {name}", name, known, "option")
     reasons.refuse_if_any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -22,7 +22,7 @@ from .data import Corpus
 from .grad_checkpoint import checkpoint_gradients
 from .memory import check_memory
 from .ranks import ALONE, Ranks
-from .sources import Found, Stream, read_data
+from .sources import Stream, read_data
 from .weights import load_weights
 
 if TYPE_CHECKING:
@@ -91,10 +91,8 @@ def prepare(config: PretrainConfig, ranks: Ranks = ALONE, *, fresh: bool = True)
     data = reasons.attempt(read_data, config, tokenizer)
     if config.recipe and model_config is not None and tokenizer is not None:
         reasons.attempt(_check_recipe, config, model_config, tokenizer)
-    reasons.refuse_if_any()
-    # Nothing was refused, so nothing is missing; the type checker cannot know.
-    plan, model_config = cast(OptimizerPlan, plan), cast(dict[str, Any], model_config)
-    corpus, train, valid = cast(Found, data)
+    plan, model_config = reasons.settled(plan), reasons.settled(model_config)
+    corpus, train, valid = reasons.settled(data)
     mx.random.seed(config.seed)
     model = build(model_config)
     scales = parametrize(

@@ -10,8 +10,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any
 
 from ...errors import Reasons, Refused
 from ...plan import OptimizerPlan, plan_optimizer
@@ -171,9 +170,7 @@ def _planned(config: FinetuneConfig, name: str, settings: dict[str, Any]) -> Cho
     known = [key for key in inspect.signature(plan_optimizer).parameters if key not in _DECIDED]
     for key in settings:
         if key not in known:
-            near = get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            reasons.add("unknown", f"{where}.{key}", f"no such setting; {hint}The settings are: {', '.join(known)}")
+            reasons.add_unknown(f"{where}.{key}", key, known, "setting")
     warms = name in (SCHEDULE_FREE, "schedule_free_sgd")
     if config.warmup is not None and not warms:
         remedy = "which has none; leave it out" if free else f"give {where}.warmup_steps"
@@ -199,8 +196,7 @@ def _planned(config: FinetuneConfig, name: str, settings: dict[str, Any]) -> Cho
             reasons.found.append(replace(reason, field=_named(reason.field, settings, where, config)))
     if plan is not None:
         _check_scalable(reasons, config, name, plan.family.mup)
-    reasons.refuse_if_any()
-    plan = cast(OptimizerPlan, plan)  # refused otherwise; the type checker cannot know
+    plan = reasons.settled(plan)
     return Choice(name, rate, settings, plan, (*(_average_lines(config, plan) if free else ()), *lines))
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from ...errors import Reasons
@@ -25,7 +24,7 @@ def check_lora_parameters(reasons: Reasons, value: Any) -> None:
     where = "lora_parameters"
     if not _is_mapping(reasons, where, value):
         return
-    hints = {"alpha": "mlx-lm's word is scale, which is alpha / rank elsewhere"}
+    hints = {"alpha": "mlx-lm's word is scale, which is alpha / rank elsewhere."}
     _check_keys(reasons, where, value, LORA, hints)
     for name in LORA[:3]:
         if name not in value:
@@ -92,13 +91,11 @@ def size_of(value: int | str | None) -> int:
 
 
 def _check_keys(
-    reasons: Reasons, where: str, value: Mapping[str, Any], known: Iterable[str], hints: Mapping[str, str]
+    reasons: Reasons, where: str, value: Mapping[str, Any], known: Collection[str], hints: Mapping[str, str]
 ) -> None:
     for name in value:
         if name not in known:
-            near = get_close_matches(str(name), known := list(known), 1)
-            hint = hints.get(name) or (f"did you mean {near[0]}?" if near else "take it out")
-            reasons.add("unknown", f"{where}.{name}", f"no such key; {hint} The keys are: {', '.join(known)}")
+            reasons.add_unknown(f"{where}.{name}", name, known, "key", hints.get(name))
 
 
 def _check(

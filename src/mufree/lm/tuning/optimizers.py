@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import mlx.nn as nn
@@ -57,9 +56,7 @@ def _as_in_mlx_lm(choice: Choice, config: FinetuneConfig) -> optim.Optimizer:
     reasons = Reasons()
     for name in choice.settings:
         if name not in known:
-            near = get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            reasons.add("unknown", f"{where}.{name}", f"no such setting; {hint}The settings are: {', '.join(known)}")
+            reasons.add_unknown(f"{where}.{name}", name, known, "setting")
     reasons.refuse_if_any()
     rate = build_schedule(config.lr_schedule) if config.lr_schedule else choice.rate
     try:

@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -102,8 +102,7 @@ def prepare(config: FinetuneConfig, *, lazy: bool = False) -> Prepared:
         notes = said or ()
         if choice is not None and said is not None:
             scales = reasons.attempt(scales_of, config, model, model_config)
-    reasons.refuse_if_any()
-    train, valid, test = cast(tuple[Any, Any, Any], sets)
+    train, valid, test = reasons.settled(sets)
     optimizer = memory = None
     if choice is not None:
         optimizer, told = build(choice, config, model, scales)

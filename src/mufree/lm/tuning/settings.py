@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
-from ...errors import Reasons, Refused, refuse
+from ...errors import Reasons, refuse
 from ...training.options import check, option
 from .nested import check_hf_dataset, check_lora_parameters, check_lr_schedule, check_optimizer_config, check_size
 
@@ -166,16 +165,9 @@ def from_mapping(settings: Mapping[str, Any], source: str = "config") -> Finetun
     if not isinstance(settings, Mapping):
         refuse("type", source, f"{settings!r} is no mapping of settings; give mlx-lm's keys and their values")
     reasons = Reasons()
-    known = [item.name for item in fields(FinetuneConfig)]
+    known = sorted(item.name for item in fields(FinetuneConfig))
     for name in settings:
         if name not in known:
-            near = get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]}? The keys are" if near else "the keys are"
-            reasons.add("unknown", f"{source}: {name}", f"no such key; {hint}: {', '.join(sorted(known))}")
+            reasons.add_unknown(f"{source}: {name}", name, known, "key")
     values = {name: value for name, value in settings.items() if name in known and value is not None}
-    try:
-        config = FinetuneConfig(**values)
-    except Refused as refused:
-        reasons.extend(refused)
-    reasons.refuse_if_any()
-    return config
+    return reasons.settled(reasons.attempt(FinetuneConfig, **values))
