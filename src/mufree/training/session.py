@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,22 +13,22 @@ from typing import Any
 
 from ..errors import NonFiniteLoss
 from .agreement import check_agreement, share_state, state_of
-from .checkpoint import checkpoints, load_checkpoint, save_checkpoint, saved_arithmetic
+from .checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from .exporting import export_model
 from .folder import RunFolder
 from .interrupt import StopRequest
 from .keeping import best, prune, validated_loss
 from .loop import Position, Trainer
-from .machine import arithmetic, differences
 from .packing import packed_loss, targets_of
+from .part import Part
 from .prepare import Prepared
 from .ranks import Ranks
-from .report import Metrics, Reporter, Silent
+from .report import Metrics, Reporter
 from .run import Run
 from .step import next_token_loss
 
 
-class Session:
+class Session(Part):
     """One process's part of a run."""
 
     metrics: Metrics | None = None
@@ -73,11 +72,8 @@ class Session:
         share_state(self.ranks, self.prepared.model, self.prepared.optimizer)
 
     def _restore(self) -> None:
-        path, damaged = self.folder.latest()
-        for text in damaged:
-            self.report.note(text)
+        path = self._newest()
         if path is None:
-            self.report.note("the run has no checkpoint yet; it starts again from its beginning")
             return
         facts = load_checkpoint(path, self.prepared.model, self.prepared.optimizer)
         self.prepared.optimizer.learning_rate = self.prepared.plan.peak_lr
@@ -86,9 +82,7 @@ class Session:
         leading = None if leader is None else validated_loss(leader)
         self._take(facts, math.inf if leading is None else leading)
         self.saved = path
-        for text in differences(saved_arithmetic(path), arithmetic()):
-            self.report.note(f"not bit for bit as one uninterrupted run: {text}")
-        self.report.note(f"going on from {path}")
+        self._say_going_on(path)
         if self._reached(self.config.update_limit):
             made = self.trainer.position.update
             self.report.note(
@@ -138,14 +132,6 @@ class Session:
             self.finish()
         finally:
             self._tell(self.report.stop)
-
-    def _tell(self, say: Callable[..., None], *told: Any) -> None:
-        """Report; when nobody can hear it any more, as in ``mufree pretrain | head``, say no more and ask to stop."""
-        try:
-            say(*told)
-        except OSError:
-            self.report = Silent()
-            self.stop.signal = self.stop.signal or signal.SIGPIPE
 
     def _ending(self, deadline: float | None = None) -> bool:
         """Whether a signal came at any rank, or the time is over by rank 0's clock; the same at every rank."""

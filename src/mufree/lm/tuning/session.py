@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -15,11 +14,11 @@ from mlx_lm.tuner.datasets import CacheDataset
 from mlx_lm.tuner.trainer import TrainingArgs, default_loss, train
 
 from ...errors import NonFiniteLoss
-from ...training.checkpoint import load_checkpoint, save_checkpoint, saved_arithmetic
+from ...training.checkpoint import load_checkpoint, save_checkpoint
 from ...training.interrupt import StopRequest
 from ...training.keeping import prune
-from ...training.machine import arithmetic, differences
-from ...training.report import Metrics, Reporter, Silent
+from ...training.part import Part
+from ...training.report import Metrics, Reporter
 from ...training.run import Run
 from .batches import Batches, Position
 from .folder import AdapterFolder, replace_adapters, save_adapters
@@ -31,7 +30,7 @@ KEPT = 2
 """Checkpoints that are kept."""
 
 
-class Session:
+class Session(Part):
     """Runs mlx-lm's trainer and is the callback that it reports to.
 
     Args:
@@ -41,6 +40,8 @@ class Session:
         metrics: One JSON object a report; None where another rank writes.
     """
 
+    folder: AdapterFolder
+
     def __init__(self, prepared: Prepared, folder: AdapterFolder, report: Reporter) -> None:
         self.prepared, self.folder, self.report = prepared, folder, report
         self.config, self.model, self.optimizer = prepared.config, prepared.model, prepared.optimizer
@@ -48,7 +49,6 @@ class Session:
         self.writes = mx.distributed.init().rank() == 0
         self.run = Run(folder.path)
         self.metrics: Metrics | None = None
-        self.stop: StopRequest | None = None
         self.start: Position | None = None
         self.boundary: Position | None = None
         self.name = ""
@@ -59,19 +59,14 @@ class Session:
 
     def restore(self) -> None:
         """Go on from the newest whole checkpoint."""
-        path, damaged = self.folder.latest()
-        for text in damaged:
-            self.report.note(text)
+        path = self._newest()
         if path is None:
-            self.report.note("the run has no checkpoint yet; it starts again from its beginning")
             return
         facts = load_checkpoint(path, Trained(self.model), self.optimizer)
         self.start = self.boundary = Position(**facts["position"])
         self.run.losses, self.best = dict(facts["losses"]), dict(facts["best"])
         self.saved = self.start.iteration
-        for text in differences(saved_arithmetic(path), arithmetic()):
-            self.report.note(f"not bit for bit as one uninterrupted run: {text}")
-        self.report.note(f"going on from {path}")
+        self._say_going_on(path)
 
     def train(self, stop: StopRequest) -> Run:
         """Train to the end, or until somebody asks to stop; then validate, save and test."""
@@ -141,15 +136,6 @@ class Session:
         if made and made % self.config.save_every == 0 and made != getattr(self.start, "iteration", -1):
             self._save(numbered=True)
         return not (self.stop and self.boundary is not None and self.boundary.iteration == made)
-
-    def _tell(self, say: Callable[..., None], *told: Any) -> None:
-        """Report; when nobody can hear it any more, as in ``mufree lora | head``, say no more and ask to stop."""
-        try:
-            say(*told)
-        except OSError:
-            self.report = Silent()
-            if self.stop is not None:
-                self.stop.signal = self.stop.signal or signal.SIGPIPE
 
     def _update(self) -> int:
         return self.batches.iteration // self.config.grad_accumulation_steps
