@@ -138,3 +138,15 @@ def test_reading_leaves_nothing_resident(tmp_path: Path) -> None:
     for start in range(0, len(mapped), 65536):
         mapped[start : start + 65]
     assert resident() - before < 16 << 20
+
+
+def test_ids_are_gone_through_once_for_their_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is asked for, and of a part that is all of them; another part has its own."""
+    (tmp_path / "a.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
+    mapped = MappedTokens([bin_file(tmp_path / "a.bin", 257)])
+    first = digest_and_range(mapped)
+    rest = mapped.part(10, 100)
+    assert digest_and_range(rest) == digest_and_range(np.arange(10, 100, dtype=np.int32))
+    assert rest[:3].tolist() == [10, 11, 12]
+    monkeypatch.setattr(MappedTokens, "__getitem__", None)  # nothing is read any more
+    assert digest_and_range(mapped) == digest_and_range(mapped.part(0, 100)) == first

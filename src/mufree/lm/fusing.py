@@ -16,12 +16,9 @@ from ..errors import Reasons, refuse
 from ..files import failing_as_os_error, read_json, there, whole_folder, within, write_json
 from ..random_state import random_state_kept
 from .export import NOTES, check_replaceable
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
-"""What mlx-lm's and mufree's fine-tunes write into their ``adapter_path``."""
-
-_AT_Y = "y"
-_OURS = "mufree"
+from .tuning.folder import ADAPTERS as WEIGHTS
+from .tuning.folder import AT_Y, CONFIG
+from .tuning.folder import NOTES as OURS
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -102,11 +99,11 @@ def _chosen(adapters: Path, described: Mapping[str, Any], weights: str) -> Path:
     """The folder with the sequence asked for. mlx-lm's own runs say nothing of sequences, and have one."""
     if weights not in ("x", "y"):
         refuse("unknown", "weights", f"{weights!r}; give 'x' or 'y'")
-    ours = described.get(_OURS)
+    ours = described.get(OURS)
     sequence = ours.get("sequence", "x") if isinstance(ours, dict) else "x"
     if sequence == weights:
         return adapters
-    kept = adapters / _AT_Y
+    kept = adapters / AT_Y
     if weights == "y" and (kept / CONFIG).is_file() and (kept / WEIGHTS).is_file():
         return kept
     if weights == "x":

@@ -12,7 +12,7 @@ from .config import PretrainConfig
 from .data import VALIDATION_SHARE, Corpus, TokenStream, read_corpus, text_files, token_stream
 from .packing import PackedStream
 from .tokenised import tokenised
-from .tokens import MappedTokens, TokenFile, holds_tokens, token_files
+from .tokens import MappedTokens, holds_tokens, token_files
 
 LARGE = 32 << 20
 """Bytes of text from which it is tokenised into files."""
@@ -62,7 +62,8 @@ def _from_token_files(config: PretrainConfig, tokenizer: Any) -> Found:
     train, valid = token_files(Path(config.data or ""), len(tokenizer))
     if not train:
         refuse("missing", "data", f"{config.data} holds no tokens to train on; give files that are not named val…")
-    return _from_files(Corpus(str(config.data), (), ()), train, valid, config, tokenizer)
+    tokens = MappedTokens(train), MappedTokens(valid)
+    return _from_mapped(Corpus(str(config.data), (), ()), *tokens, config, tokenizer)
 
 
 def _from_large_text(config: PretrainConfig, tokenizer: Any) -> Found:
@@ -70,19 +71,20 @@ def _from_large_text(config: PretrainConfig, tokenizer: Any) -> Found:
     cache = Path(config.cache) if config.cache is not None else Path(config.out).parent / "tokens"
     found = tokenised(files, cache, _encoder(tokenizer), tokenizer=tokenizer_hash(tokenizer), vocab_size=len(tokenizer))
     corpus = Corpus(str(config.data), (), (), f"tokenised into {found.folder}: {sum(found.documents):,} documents")
-    return _from_files(corpus, found.train, found.valid, config, tokenizer)
+    return _from_mapped(corpus, *found.tokens, config, tokenizer)
 
 
-def _from_files(
-    corpus: Corpus, train: Sequence[TokenFile], valid: Sequence[TokenFile], config: PretrainConfig, tokenizer: Any
+def _from_mapped(
+    corpus: Corpus, train: MappedTokens, valid: MappedTokens, config: PretrainConfig, tokenizer: Any
 ) -> Found:
-    total = len(MappedTokens(train))
-    cut = total if valid else total - total // VALIDATION_SHARE
-    note = corpus.note if valid else "; ".join(filter(None, (corpus.note, _CUT)))
-    held_out = MappedTokens(valid) if valid else MappedTokens(train, cut)
+    note = corpus.note
+    if not len(valid):
+        cut = len(train) - len(train) // VALIDATION_SHARE
+        train, valid = train.part(0, cut), train.part(cut, len(train))
+        note = "; ".join(filter(None, (note, _CUT)))
     made = (
-        lambda: TokenStream(MappedTokens(train, 0, cut), config.seq_length, "training"),
-        lambda: TokenStream(held_out, config.seq_length, "validation"),
+        lambda: TokenStream(train, config.seq_length, "training"),
+        lambda: TokenStream(valid, config.seq_length, "validation"),
     )
     return _both(Corpus(corpus.name, (), (), note), made, config, tokenizer)
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,7 @@ from ..errors import CheckpointError, Reasons, Refused, refuse
 from ..files import read_json, whole_folder, write_json
 from .manifest import plain_name
 from .texts import PIECE, Text, read_texts
-from .tokens import MappedTokens, TokenFile, bin_file, digest_and_range
+from .tokens import KINDS, MappedTokens, TokenFile, bin_file, kind_for
 
 FORMAT = 1
 SHARD = 1 << 27
@@ -42,12 +42,14 @@ class TokenisedText:
         train: Token files to train on.
         valid: Token files to validate on; empty if the text had too few documents to split.
         documents: How many documents each side has.
+        tokens: The tokens of each side, mapped, their hash known.
     """
 
     folder: Path
     train: tuple[TokenFile, ...]
     valid: tuple[TokenFile, ...]
     documents: tuple[int, int]
+    tokens: tuple[MappedTokens, MappedTokens] = field(compare=False)
 
 
 def tokenised(files: Sequence[Path], cache: Path, encode: Encode, *, tokenizer: str, vocab_size: int) -> TokenisedText:
@@ -96,15 +98,17 @@ def read_tokenised(folder: Path, vocab_size: int) -> TokenisedText:
             for name in part["files"]:
                 plain_name(folder, name)
             found = tuple(bin_file(folder / name, vocab_size) for name in part["files"])
-            if digest_and_range(MappedTokens(found))[0] != part["digest"]:
+            tokens = MappedTokens(found)
+            if tokens.digest_and_range[0] != part["digest"]:
                 refuse("damaged", str(folder), "does not have the tokens of its manifest", CheckpointError)
-            sides.append(found)
+            sides.append((found, tokens))
         documents = tuple(int(manifest[side]["documents"]) for side in _SIDES)
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError):  # a refused file is a ValueError
         refuse("damaged", str(folder), f"has no readable {_MANIFEST}, or not its files", CheckpointError)
-    return TokenisedText(folder, sides[0], sides[1], (documents[0], documents[1]))
+    (train, train_tokens), (valid, valid_tokens) = sides
+    return TokenisedText(folder, train, valid, (documents[0], documents[1]), (train_tokens, valid_tokens))
 
 
 def _write(folder: Path, texts: Iterable[Text], encode: Encode, vocab_size: int) -> None:
@@ -118,7 +122,7 @@ def _write(folder: Path, texts: Iterable[Text], encode: Encode, vocab_size: int)
     manifest: dict[str, Any] = {"format": FORMAT}
     for side, writer, count in zip(_SIDES, writers, counts, strict=True):
         found = MappedTokens([bin_file(folder / name, vocab_size) for name in writer.names])
-        manifest[side] = {"files": writer.names, "documents": count, "digest": digest_and_range(found)[0]}
+        manifest[side] = {"files": writer.names, "documents": count, "digest": found.digest_and_range[0]}
     write_json(folder / _MANIFEST, manifest)
 
 
@@ -127,7 +131,7 @@ class _Writer:
 
     def __init__(self, folder: Path, side: str, vocab_size: int) -> None:
         self._folder, self._side = folder, side
-        self._kind = "uint16" if vocab_size <= 1 << 16 else "uint32"
+        self._kind = kind_for(vocab_size)
         self._file: BinaryIO | None = None
         self._room = 0
         self.names: list[str] = []
@@ -141,21 +145,20 @@ class _Writer:
                 self._file.close()
 
     def write(self, ids: Sequence[int]) -> None:
-        array = np.asarray(ids, self._kind.replace("uint16", "<u2").replace("uint32", "<u4"))
+        array = np.asarray(ids, KINDS[self._kind])
         while len(array):
-            if self._room == 0:
-                self._next()
-            assert self._file is not None  # noqa: S101  # there is one where there is room
+            if self._file is None or self._room == 0:
+                self._file = self._next()
             part, array = array[: self._room], array[self._room :]
             self._file.write(part.tobytes())
             self._room -= len(part)
 
-    def _next(self) -> None:
+    def _next(self) -> BinaryIO:
         if self._file is not None:
             self._file.close()
         self.names.append(f"{self._side}-{len(self.names):05}.{self._kind}.bin")
-        self._file = (self._folder / self.names[-1]).open("wb")
         self._room = SHARD
+        return (self._folder / self.names[-1]).open("wb")
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:

@@ -11,6 +11,7 @@ import tokenize
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,9 @@ import numpy as np
 from ..errors import Reasons, refuse
 
 _CHUNK = 1 << 20
-_KINDS = {"uint16": "<u2", "uint32": "<u4"}
+KINDS = {"uint16": "<u2", "uint32": "<u4"}
+"""Of the ids in a ``.bin`` file, as its name has them, and as NumPy writes them."""
+
 _NPY = ("|u1", "<u2", "<u4", "<u8", "<i2", "<i4", "<i8")
 ENDINGS = (".bin", ".npy")
 """Of the files that hold token ids."""
@@ -53,6 +56,11 @@ class TokenFile:
     count: int
 
 
+def kind_for(vocab_size: int) -> str:
+    """The narrower kind that holds every id of so many."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
 def bin_file(path: Path, vocab_size: int) -> TokenFile:
     """A file of nothing but ids, little-endian: ``.uint16.bin``, ``.uint32.bin``, or by the vocabulary's size.
 
@@ -60,7 +68,7 @@ def bin_file(path: Path, vocab_size: int) -> TokenFile:
         Refused: If its length is no whole number of ids.
     """
     named = path.name.lower().removesuffix(".bin").rpartition(".")[2]
-    dtype = _KINDS.get(named, "<u2" if vocab_size <= 1 << 16 else "<u4")
+    dtype = KINDS.get(named, KINDS[kind_for(vocab_size)])
     size = path.stat().st_size
     if size % int(dtype[-1]):
         message = f"{path} has {size} bytes, which are no whole number of {dtype[-1]}-byte ids; it was cut short"
@@ -110,6 +118,17 @@ class MappedTokens:
     def __len__(self) -> int:
         return self._stop - self._start
 
+    def part(self, start: int, stop: int) -> MappedTokens:
+        """Ids ``start:stop``, mapped too; all of them are these very ones."""
+        if (start, stop) == (0, len(self)):
+            return self
+        return MappedTokens(self._files, self._start + start, self._start + stop)
+
+    @cached_property
+    def digest_and_range(self) -> tuple[str, int, int]:
+        """See :func:`digest_and_range`; read through once, however often it is asked for."""
+        return _digest_and_range(self)
+
     def __getitem__(self, part: slice) -> np.ndarray:
         """Ids ``start:stop``, int32, in memory of their own."""
         first, last, _ = part.indices(len(self))
@@ -142,6 +161,10 @@ def _mapped(file: TokenFile) -> mmap.mmap:
 
 def digest_and_range(ids: Tokens) -> tuple[str, int, int]:
     """A hash of token ids (16 hex digits) that says nothing of how they are stored, the least and the greatest."""
+    return ids.digest_and_range if isinstance(ids, MappedTokens) else _digest_and_range(ids)
+
+
+def _digest_and_range(ids: Tokens) -> tuple[str, int, int]:
     found, low, high = hashlib.sha256(), 0, 0
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,8 +107,19 @@ class Readable:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the rows (16 hex digits), gone through once."""
+        found = hashlib.sha256()
+        for row in self:
+            found.update(json.dumps(row, sort_keys=True, default=str).encode())
+        return found.hexdigest()[:16]
+
     def __getitem__(self, number: int) -> Any:
         return self._rows[number]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
 
     def process(self, row: Any) -> Any:
         """Token ids of a row, and how many of them are its prompt.
@@ -148,12 +160,4 @@ def load_sets(config: FinetuneConfig, args: SimpleNamespace, tokenizer: Any) -> 
         for number in range(len(rows)) if wanted[name] is not None else ():
             if number == 0 or (isinstance(rows[number], Mapping) and "" in rows[number].values()):
                 rows.process(rows[number])
-    return sets["training"], (sets["validation"] if config.val_batches != 0 else []), sets["test"]
-
-
-def digest(rows: Any) -> str:
-    """A hash of a set's rows (16 hex digits)."""
-    found = hashlib.sha256()
-    for number in range(len(rows)):
-        found.update(json.dumps(rows[number], sort_keys=True, default=str).encode())
-    return found.hexdigest()[:16]
+    return sets["training"], sets["validation"] if config.val_batches != 0 else Readable([], "validation"), sets["test"]

@@ -25,6 +25,8 @@ from .settings import FinetuneConfig
 
 ADAPTERS = "adapters.safetensors"
 CONFIG = "adapter_config.json"
+AT_Y = "y"
+"""The folder of the last adapters at ``y``."""
 NOTES = "mufree"
 """Under which key of both files the plan is."""
 
@@ -47,7 +49,7 @@ class AdapterFolder(RunFolder):
     @property
     def at_y(self) -> Path:
         """The last adapters at ``y``, where they were better than the average."""
-        return self.path / "y"
+        return self.path / AT_Y
 
     @property
     def trainers_own(self) -> Path:

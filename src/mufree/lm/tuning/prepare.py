@@ -22,7 +22,7 @@ from ...mup import Scales
 from ..memory_plan import MemoryPlan
 from .adapters import attach, load_trained, validation_notes
 from .choice import Choice, choose
-from .data import check_folder, digest, load_sets
+from .data import Readable, check_folder, load_sets
 from .memory import plan_memory
 from .nested import size_of
 from .optimizers import build
@@ -54,9 +54,9 @@ class Prepared:
     args: SimpleNamespace
     model: Any
     model_config: dict[str, Any]
-    train: Any
-    valid: Any
-    test: Any
+    train: Readable
+    valid: Readable
+    test: Readable
     choice: Choice | None
     optimizer: Any
     scales: Scales | None
@@ -65,7 +65,7 @@ class Prepared:
 
     def identity(self) -> dict[str, Any]:
         """What a run must share with the one that it goes on from, beside its settings."""
-        rows = {"train_rows": digest(self.train), "valid_rows": digest(self.valid)}
+        rows = {"train_rows": self.train.digest, "valid_rows": self.valid.digest}
         return {"model_config": self.model_config, **rows, "scaling": scales_identity(self.scales)}
 
     def plan(self) -> dict[str, Any]:
