@@ -27,7 +27,7 @@ from mufree.lm.tuning.choice import choose
 from mufree.lm.tuning.optimizers import build
 from mufree.lm.tuning.settings import from_mapping
 from mufree.training.report import Silent, read_metrics
-from tiny_finetune import make_data, make_model, settings
+from tiny_finetune import make_data, settings
 
 # The promise. The same rows in another order: a float32 sum of four terms, each of which is the same.
 RELOADED = 1e-6
@@ -41,12 +41,6 @@ class Listener(Silent):
 
     def note(self, text: str) -> None:
         self.said.append(text)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("base")
-    return make_model(folder / "model"), make_data(folder / "data")
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,9 @@ from mlx_lm.tuner.trainer import evaluate
 
 from mufree.cli import run
 from mufree.lm import finetune
-from tiny_finetune import make_data, make_model, settings
+from tiny_finetune import settings
 
 FUSED = 1e-5  # float32: W + s·(A·B) in one product or in two, in losses of order 5
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("base")
-    return make_model(folder / "model"), make_data(folder / "data")
 
 
 def loss_of(folder: Path, data: Path) -> float:

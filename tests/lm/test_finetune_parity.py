@@ -14,7 +14,7 @@ from mlx_lm.models import llama
 
 from mufree.lm import finetune
 from mufree.training.report import read_metrics
-from tiny_finetune import make_data, make_model, settings
+from tiny_finetune import make_data, settings
 
 # What is promised. The same kernels run on the same numbers, so on one machine the losses are equal.
 LOSSES = 1e-5
@@ -24,13 +24,6 @@ CONFIG = {
 }
 NAMES = ("adam", "adamw", "muon", "sgd", "adafactor")
 COSINE = {"name": "cosine_decay", "warmup": 3, "warmup_init": 1e-6, "arguments": [1e-2, 8]}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model and data of which each epoch is 11 micro-batches."""
-    folder = tmp_path_factory.mktemp("base")
-    return make_model(folder / "model"), make_data(folder / "data")
 
 
 class Heard:

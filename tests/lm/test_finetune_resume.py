@@ -48,12 +48,6 @@ class EndsAt(Silent):
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("base")
-    return make_model(folder / "model"), make_data(folder / "data")
-
-
-@pytest.fixture(scope="module")
 def undisturbed(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from beginning to end."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"

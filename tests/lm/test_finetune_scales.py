@@ -17,18 +17,12 @@ from mufree.lm import finetune
 from mufree.lm.tuning.overview import overview
 from mufree.lm.tuning.prepare import Prepared, prepare
 from mufree.lm.tuning.settings import from_mapping
-from tiny_finetune import CONFIG, make_data, make_model, settings
+from tiny_finetune import CONFIG, make_model, settings
 
 NARROW = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1}
 M, RATIO, RATE = 2, 4, 1e-2
 FIRST_MOVE = 1e-3  # a first Adam move is the rate up to eps over the gradient and the rounding of weights of size 1
 QUICK = {"iters": 6, "learning_rate": RATE, "warmup": 2}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("base")
-    return make_model(folder / "model"), make_data(folder / "data")
 
 
 @pytest.fixture(scope="module")

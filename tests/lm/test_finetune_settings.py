@@ -26,12 +26,6 @@ from tiny_finetune import make_data, make_model, settings
 SOURCES = (mlx_lm.lora, datasets, utils, trainer, callbacks)
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("base")
-    return make_model(folder / "model"), make_data(folder / "data")
-
-
 def read_in(module: Any, *names: str) -> set[str]:
     """Every attribute or key that a module's source reads of variables with these names."""
     found: set[str] = set()
