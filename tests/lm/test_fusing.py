@@ -207,3 +207,19 @@ def test_the_random_state_is_kept(adapters: Path, tmp_path: Path) -> None:
     export_adapters(adapters, tmp_path / "fused")
     assert mx.random.state[0].tolist() == before
     assert dict(tree_flatten(mlx_lm.load(str(tmp_path / "fused"))[0].parameters()))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(lambda a: mx.full(a.shape, float("nan")), "holds an infinity"), (lambda a: a.astype(mx.int32), "no floating")],
+)
+def test_weights_that_no_training_leaves_are_not_fused(adapters: Path, tmp_path: Path, change: Any, told: str) -> None:
+    """Each is named, and nothing is written."""
+    harmed = shutil.copytree(adapters, tmp_path / "harmed")
+    arrays = mx.load(str(harmed / "adapters.safetensors"))
+    name = min(arrays)
+    mx.save_safetensors(str(harmed / "adapters.safetensors"), {**arrays, name: change(arrays[name])})
+    with pytest.raises(Refused, match=f"{name}.*{told}") as refused:
+        export_adapters(harmed, tmp_path / "fused")
+    assert len(refused.value.reasons) == 1
+    assert not (tmp_path / "fused").exists()

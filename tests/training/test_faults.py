@@ -368,3 +368,47 @@ def test_the_command_takes_the_name_with_dashes(place: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert command(["pretrain", "--despite", "lr"]) == 2
     assert "give --recipe FILE, or --resume" in capsys.readouterr().err
+
+
+def flip_last(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+
+
+def test_an_export_says_what_it_passes_over_and_replaces_no_later_one(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The export of update 6 stays when only update 4 is whole; elsewhere update 4 is written."""
+    before = content(place / "export")
+    flip_last(RunFolder(place).checkpoint(6) / "x.safetensors")
+    assert command(["export", str(place)]) == 2
+    said = capsys.readouterr().err
+    assert "passed over a checkpoint" in said
+    assert "holds update 6 of this run, later than update 4" in said
+    assert content(place / "export") == before
+    assert command(["export", str(place), "--out", str(tmp_path / "elsewhere")]) == 0
+    assert "passed over a checkpoint" in capsys.readouterr().err
+    assert json.loads((tmp_path / "elsewhere/mufree.json").read_text())["position"]["update"] == 4
+
+
+def test_a_trained_run_whose_checkpoints_are_gone_does_not_start_anew(place: Path) -> None:
+    """Its export would be replaced by one of a few updates; the way on is from its weights."""
+    before = content(place / "export")
+    shutil.rmtree(place / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"checkpoints are gone.*--weights"):
+        pretrain(small(place, save_every=2, keep=9, updates=8), resume=True)
+    assert content(place / "export") == before
+
+
+def test_somebody_elses_file_in_the_export_is_not_lost(place: Path) -> None:
+    """Named before the run goes on; what starts with a dot is no one's work."""
+    (place / "export/.DS_Store").touch()
+    (place / "export/notes.txt").write_text("mine")
+    (place / "export/sub").mkdir()
+    with pytest.raises(Refused, match=r"notes\.txt, sub besides an export"):
+        pretrain(small(place, save_every=2, keep=9, updates=8), resume=True)
+    assert (place / "export/notes.txt").read_text() == "mine"
+    (place / "export/notes.txt").unlink()
+    (place / "export/sub").rmdir()
+    assert pretrain(small(place, save_every=2, keep=9, updates=8), resume=True).update == 8

@@ -235,7 +235,8 @@ def test_the_metrics_of_a_run_that_goes_on_are_in_order_and_once(place: Path) ->
     lines = read_metrics(metrics)
     assert [line["update"] for line in lines if "loss" in line] == [2, 4]
     assert [line["update"] for line in lines if "valid_loss_x" in line] == [0, 4]
-    shutil.rmtree(place / "checkpoints")
+    for part in ("checkpoints", "export"):
+        shutil.rmtree(place / part)
     go_on(place, updates=4)
     again = read_metrics(metrics)
     timeless = [{k: v for k, v in line.items() if "second" not in k} for line in again]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,8 +51,12 @@ def run(options: argparse.Namespace) -> int:
     _add_unused(reasons, options, ("model", "dequantize"), f"is for adapters, and {options.run} holds none")
     reasons.refuse_if_any()
     out = options.out or options.run / f"export{suffix}"
-    print(export_run(options.run, out, weights=options.weights, best=options.best))
+    print(export_run(options.run, out, weights=options.weights, best=options.best, say=_say))
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _add_unused(reasons: Reasons, options: argparse.Namespace, names: Sequence[str], why: str) -> None:

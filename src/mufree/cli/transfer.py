@@ -153,13 +153,12 @@ def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> in
     written = [str(path)]
     if options.plot is not None:
         written.append(str(result.plot(options.plot)))
+    console.print(f"\n{result.verdict}", highlight=False, markup=False, soft_wrap=True)
     recipe = None
     if options.save is not None:
         recipe = result.recipe()
         recipe.save(options.save)
         written.append(str(options.save))
-    console.print(f"\n{result.verdict}", highlight=False, markup=False, soft_wrap=True)
-    if recipe is not None:
         console.print(f"recipe: {recipe.summary()}", highlight=False, markup=False, soft_wrap=True)
     console.print(result.costs, highlight=False, markup=False, soft_wrap=True)
     console.print(f"written: {', '.join(written)}", highlight=False, markup=False, soft_wrap=True)

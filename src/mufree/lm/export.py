@@ -5,14 +5,15 @@ Invariant: a folder appears whole or not at all; one that is replaced stays unti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_lm.utils import load, save_config, save_model
 
 from ..errors import refuse
-from ..files import failing_as_os_error, nearest, whole_folder, write_json, write_text
+from ..files import failing_as_os_error, nearest, read_json, whole_folder, within, write_json, write_text
 from ..random_state import random_state_kept
 
 if TYPE_CHECKING:
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 NOTES = "mufree.json"
 """Beside the model: the plan, and later the recipe, for whoever continues the training."""
+
+
+_FILES = (
+    "README.md", "config.json", NOTES, "model*.safetensors", "model.safetensors.index.json",
+    "*token*", "vocab*", "merges.txt", "*.model", "*.jinja", "chat_template*", "additional_chat_templates",
+    "generation_config.json", "*.py",
+)  # fmt: skip
+"""What an export's folder holds: its own files, the tokenizer's, and what mlx-lm takes over from a base model."""
 
 
 def export(
@@ -63,11 +72,24 @@ def export(
     return folder
 
 
-def check_replaceable(folder: Path) -> None:
+def read_notes(folder: Path) -> dict[str, Any]:
+    """What an export says of itself; nothing where it cannot be read."""
+    try:
+        return dict(read_json(folder / NOTES))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def check_replaceable(folder: Path, sources: Sequence[Path] = ()) -> None:
     """Refuse a place where :func:`export` would not write.
 
+    Args:
+        folder: The place.
+        sources: What the export is made from, which must not go with it.
+
     Raises:
-        Refused: If it exists and is not an earlier export, or lies in something that is no folder.
+        Refused: If it exists and is not an earlier export, holds something besides, or lies in something that is no
+            folder.
     """
     try:
         folder.stat()
@@ -77,8 +99,20 @@ def check_replaceable(folder: Path) -> None:
         refuse("unwritable", "export", f"{str(folder)[:80]!r} cannot be a folder ({error.args[-1]}); give another one")
     if folder.exists() and not (folder / NOTES).is_file():
         refuse("occupied", "export", f"{folder} exists and is not an export of mufree's; give another folder")
+    if folder.exists() and any(within(source, folder) for source in sources):
+        message = f"{folder} is, or holds, what the export is made from, and would be replaced; give another folder"
+        refuse("occupied", "export", message)
+    others = sorted(path.name for path in folder.iterdir() if not _ours(path.name)) if folder.exists() else ()
+    if others:
+        message = f"{folder} holds {', '.join(others)} besides an export, which would be replaced; move that away"
+        refuse("occupied", "export", message)
     if not nearest(folder).is_dir():
         refuse("unwritable", "export", f"{nearest(folder)} is no folder, so {folder} cannot be made; give another one")
+
+
+def _ours(name: str) -> bool:
+    """Whether an export may have a file of this name; what starts with a dot is nobody's work."""
+    return name.startswith(".") or any(fnmatchcase(name, pattern) for pattern in _FILES)
 
 
 def sample(folder: str | Path, prompt: str, *, tokens: int = 160, temperature: float = 0.7, seed: int = 0) -> str:

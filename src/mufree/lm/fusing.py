@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import mlx.core as mx
 from mlx.utils import tree_unflatten
 from mlx_lm.utils import dequantize_model, load, save
 
 from ..errors import Reasons, refuse
-from ..files import failing_as_os_error, read_json, there, whole_folder, within, write_json
+from ..files import failing_as_os_error, read_json, there, whole_folder, write_json
 from ..random_state import random_state_kept
 from .export import NOTES, check_replaceable
 from .tuning.folder import ADAPTERS as WEIGHTS
@@ -56,13 +57,7 @@ def export_adapters(
     described = _described(adapters)
     chosen = _chosen(adapters, described, weights)
     base = str(model or described["model"])
-    reasons = Reasons()
-    reasons.attempt(check_replaceable, folder)
-    reasons.refuse_if_any()
-    if any(within(place, folder) for place in (adapters, chosen, Path(base))):
-        message = f"{folder} is, or holds, what the export is made from, and would be replaced; give another folder"
-        reasons.add("occupied", "export", message)
-    reasons.refuse_if_any()
+    check_replaceable(folder, (adapters, chosen, Path(base)))
     with random_state_kept():  # mlx-lm draws the factors before it loads them
         fused, tokenizer, config = _attached(base, chosen)
         _fuse(fused, dequantize=dequantize)
@@ -119,6 +114,7 @@ def _attached(base: str, adapters: Path) -> tuple[Any, Any, dict[str, Any]]:
         refuse("missing", "model", f"{adapters / CONFIG} names no base model; give it with --model")
     if base.startswith((".", "/", "~")) and not Path(base).exists():
         refuse("missing", "model", f"{base}, the base that {adapters} names, does not exist; give it with --model")
+    _check_numbers(adapters / WEIGHTS)
     try:
         model, tokenizer, config = load(base, adapter_path=str(adapters), return_config=True)
     except Exception as error:  # mlx-lm, the hub and safetensors raise what they like
@@ -127,6 +123,21 @@ def _attached(base: str, adapters: Path) -> tuple[Any, Any, dict[str, Any]]:
             "unusable", "model", f"{base} with {adapters} on it cannot be loaded, {told}; give its base with --model"
         )
     return model, tokenizer, dict(config)
+
+
+def _check_numbers(path: Path) -> None:
+    """Refuse weights that no training leaves behind; what cannot be read at all is told by mlx-lm."""
+    try:
+        arrays = cast(dict[str, mx.array], mx.load(str(path)))
+    except (RuntimeError, ValueError, OSError):
+        return
+    reasons = Reasons()
+    for name, array in sorted(arrays.items()):
+        if not mx.issubdtype(array.dtype, mx.floating):
+            reasons.add("type", f"{path}: {name}", f"is {array.dtype}, which is no floating type; give another copy")
+        elif not mx.all(mx.isfinite(array)).item():
+            reasons.add("not_finite", f"{path}: {name}", "holds an infinity or what is no number; give another copy")
+    reasons.refuse_if_any()
 
 
 def _fuse(model: Any, *, dequantize: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,17 +10,23 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import refuse
-from ..files import within
 from ..lm.building import build
 from ..lm.card import model_card
-from ..lm.export import check_replaceable, export
+from ..lm.export import check_replaceable, export, read_notes
 from ..lm.tokenizer import load_tokenizer, tokenizer_hash
 from .checkpoint import read_facts
 from .data import EMBEDDED
 from .folder import RunFolder
 
 
-def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"] = "x", best: bool = False) -> Path:
+def export_run(
+    run: str | Path,
+    folder: str | Path,
+    *,
+    weights: Literal["x", "y"] = "x",
+    best: bool = False,
+    say: Callable[[str], object] | None = None,
+) -> Path:
     """Export a run's newest whole checkpoint for ``mlx_lm.load``; no optimizer state goes along.
 
     Args:
@@ -28,21 +34,22 @@ def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"
         folder: Where to write.
         weights: ``"x"``, the average, or ``"y"``, where gradients were taken.
         best: Take the checkpoint with the lowest validation loss at ``x`` instead, where one was measured.
+        say: Hears a sentence for each checkpoint that was passed over.
 
     Returns:
         The folder written.
 
     Raises:
-        Refused: If there is no run, or it has no checkpoint.
+        Refused: If there is no run, it has no checkpoint, or ``folder`` holds a later update of it than is whole.
         CheckpointError: If none of its checkpoints is whole.
     """
     place, folder = RunFolder(Path(run)), Path(folder)
     identity = place.saved()["identity"]
-    path = place.newest(best=best)
-    check_replaceable(folder)
-    if within(place.path, folder):
-        refuse("occupied", "export", f"{folder} is, or holds, the run, and would be replaced; give another folder")
+    path = place.newest(best=best, say=say)
+    check_replaceable(folder, (place.path,))
     facts = read_facts(path)
+    if not best:
+        _check_no_later(folder, facts)
     model = build(identity["model_config"])
     arrays: Any = mx.load(str(path / f"{weights}.safetensors"))
     model.update(tree_unflatten(list(arrays.items())))
@@ -51,6 +58,21 @@ def export_run(run: str | Path, folder: str | Path, *, weights: Literal["x", "y"
         where = facts["settings"]["tokenizer"]
         refuse("contradiction", "tokenizer", f"{where} is no longer the one that the run in {run} was trained with")
     return export_model(folder, model, identity["model_config"], tokenizer, facts, weights=weights)
+
+
+def _check_no_later(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse to replace an export of the same run by an earlier update of it, the later one being damaged."""
+    there = read_notes(folder)
+    try:
+        later = there["position"]["update"] > facts["position"]["update"] and there["run"] == facts["run"]
+    except (KeyError, TypeError):
+        return
+    if later:
+        message = (
+            f"{folder} holds update {there['position']['update']} of this run, later than update "
+            f"{facts['position']['update']}, the newest that is whole; give another folder"
+        )
+        refuse("occupied", "export", message)
 
 
 def export_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -180,6 +180,13 @@ class RunFolder:
                 continue
             remedy = f"leave it out, or say that it is meant: --despite {name}" if name in DESPITE else "leave it out"
             reasons.add("contradiction", name, f"{value!r} contradicts the saved run's {before!r}; {remedy}")
+        gone = not there(self.checkpoints) or (self.checkpoints.is_dir() and not checkpoints(self.checkpoints))
+        if gone and there(self.export):
+            message = (
+                f"{self.path} has been trained, and its checkpoints are gone; start another run from the weights that "
+                f"are left: --weights {self.export}"
+            )
+            reasons.add("missing", "out", message)
         if not reasons.found:
             for name, value in identity.items():
                 if value == saved["identity"].get(name):
@@ -217,14 +224,21 @@ class RunFolder:
         """Whether a run starts from its beginning: a new one, or one that goes on without a checkpoint yet."""
         return not (resume and checkpoints(self.checkpoints))
 
-    def newest(self, *, best: bool = False) -> Path:
+    def newest(self, *, best: bool = False, say: Callable[[str], object] | None = None) -> Path:
         """The newest whole checkpoint, or the one with the lowest validation loss at ``x``.
+
+        Args:
+            best: Whether the second is wanted, where a loss was measured.
+            say: Hears a sentence for each checkpoint that was passed over.
 
         Raises:
             Refused: If there is none yet.
             CheckpointError: If none is whole.
         """
-        path, _ = self.latest()
+        path, passed_over = self.latest()
+        if say is not None:
+            for text in passed_over:
+                say(text)
         leader = best_of(checkpoints(self.checkpoints), self.saved().get("run")) if best else None
         if leader is not None:
             verify(leader)

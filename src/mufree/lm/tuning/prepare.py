@@ -148,7 +148,10 @@ def _attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[
 
 def _check_reporters(config: FinetuneConfig) -> None:
     reasons = Reasons()
-    for name in (part.strip().lower() for part in (config.report_to or "").split(",") if part.strip()):
+    names = [part.strip().lower() for part in (config.report_to or "").split(",")]
+    if config.report_to and not any(names):
+        reasons.add("empty", "report_to", f"{config.report_to!r} names nothing; give a name, or leave it out")
+    for name in filter(None, names):
         if name not in callbacks.SUPPORT_CALLBACK:
             known = ", ".join(callbacks.SUPPORT_CALLBACK)
             reasons.add("unknown", "report_to", f"{name!r}; mlx-lm knows {known}")
