@@ -288,3 +288,12 @@ def test_validations_on_a_part_of_the_rows_are_noted(base: Any, tmp_path: Path) 
     subset = prepare(from_mapping(settings(*base, tmp_path / "out", val_batches=2)))
     assert any("each validation draws 2 of 4 batches anew" in note for note in subset.notes)
     assert not any("anew" in note for note in prepare(from_mapping(settings(*base, tmp_path / "out"))).notes)
+
+
+def test_a_run_too_short_for_one_update_is_refused() -> None:
+    with pytest.raises(Refused, match="2 micro-batches make no update, since 3 make one; give at least 3"):
+        from_mapping({"model": "m", "train": True, "iters": 2, "grad_accumulation_steps": 3, "learning_rate": 1e-3})
+    whole = from_mapping({"model": "m", "train": True, "iters": 3, "grad_accumulation_steps": 3, "learning_rate": 1e-3})
+    assert whole.iters == 3
+    only_tested = {"model": "m", "train": False, "test": True, "iters": 2, "grad_accumulation_steps": 3}
+    assert from_mapping(only_tested).test

@@ -135,6 +135,10 @@ def _check_together(reasons: Reasons, config: FinetuneConfig) -> None:
         reasons.add("empty", "adapter_path", "is empty, but the run writes there; give a folder")
     if config.test_batches == 0 and config.test:
         reasons.add("out_of_range", "test_batches", "0 measures nothing; give a number ≥ 1, or -1 for all")
+    iters, accumulation = config.iters, config.grad_accumulation_steps
+    if config.train and isinstance(iters, int) and isinstance(accumulation, int) and 0 < iters < accumulation:
+        message = f"{iters} micro-batches make no update, since {accumulation} make one; give at least {accumulation}"
+        reasons.add("out_of_range", "iters", message)
     _check_base(reasons, config)
     rate = config.learning_rate
     if isinstance(rate, (int, float)) and rate < 0:
