@@ -36,6 +36,10 @@ class Reason:
         code: A short stable word for the kind of problem, e.g. ``"out_of_range"``.
         field: Where it is: a setting's name, a parameter's path or a file.
         message: What was given, what is allowed and what to do, in one sentence.
+
+    Example:
+        >>> print(Reason("out_of_range", "lr", "-1 is negative; give a finite number ≥ 0"))
+        lr: -1 is negative; give a finite number ≥ 0
     """
 
     code: str
@@ -52,7 +56,7 @@ class Reason:
 
 
 class Refused(ValueError):
-    """An input that mufree does not accept, with every reason.
+    """An input that mufree does not accept, with every reason in ``reasons``; its text has one line for each.
 
     Args:
         reasons: At least one :class:`Reason`.
@@ -67,15 +71,23 @@ class Refused(ValueError):
 
 
 class ShapeMismatch(Refused):
-    """Two parameter trees that should have the same paths or finite sizes and do not."""
+    """Two parameter trees that should have the same paths or finite sizes and do not: every path that differs.
+
+    Args:
+        reasons: At least one :class:`Reason`; its ``field`` is a path.
+    """
 
 
 class CheckpointError(Refused):
-    """A saved state that cannot be used: damaged, of another run, or of another format."""
+    """A saved state that cannot be used: damaged, of another run, or of another format.
+
+    Args:
+        reasons: At least one :class:`Reason`; its ``field`` is a file or a path.
+    """
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Training stopped because a loss was infinite or not a number."""
+    """Training stopped because a loss or a gradient was infinite or not a number; its text names the update."""
 
 
 @dataclass(slots=True)

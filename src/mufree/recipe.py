@@ -51,9 +51,18 @@ class Recipe:
         verdict: The sweep's verdict in a sentence.
         passed: Whether the transfer was checked and held; None if only the base width was swept.
         regret: Highest share that the rate costs at a swept width; None if only the base width was swept.
+        format: The version of the file's format, 1.
 
     Raises:
         Refused: If a part is missing or is not what it should be.
+
+    Example:
+        >>> recipe = Recipe(
+        ...     rate=2**-6, base_width=64, settings={"warmup": 20}, model_config={}, base_shapes={"w": (64, None)},
+        ...     tokenizer_hash="", updates=240, seconds=45.0, passed=True, regret=0.002,
+        ... )  # usually made by ``Transfer.recipe`` or read by ``Recipe.load``
+        >>> recipe.summary()
+        'rate 2^-6, tuned at 64 in 45 s, regret at most 0.2 %'
     """
 
     rate: float
@@ -108,6 +117,10 @@ class Recipe:
     @classmethod
     def from_mapping(cls, content: Any, where: str = "recipe") -> Recipe:
         """A recipe from what :meth:`as_dict` gave.
+
+        Args:
+            content: That dict.
+            where: What to call it in a refusal.
 
         Raises:
             Refused: If it is not whole.

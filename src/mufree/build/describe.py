@@ -34,6 +34,9 @@ def describe(optimizer: optim.Optimizer) -> dict[str, Any]:
     Args:
         optimizer: What :func:`~mufree.build.build_optimizer` returned, or any MLX optimizer.
 
+    Returns:
+        Names to values that JSON can hold.
+
     Example:
         >>> describe(optim.SGD(0.5))["optimizer"], describe(optim.SGD(0.5))["learning_rate"]
         ('SGD', 0.5)

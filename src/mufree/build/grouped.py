@@ -93,10 +93,23 @@ class Grouped(optim.Optimizer):
         self._known.update(path for path, _ in tree_flatten(parameters))
 
     def init_single(self, parameter: mx.array, state: dict[str, Any]) -> None:
-        """Nothing: which rule makes a parameter's state depends on its path, see :meth:`init`."""
+        """Nothing: which rule makes a parameter's state depends on its path, see :meth:`init`.
+
+        Args:
+            parameter: Not looked at.
+            state: Not looked at.
+        """
 
     def apply_gradients(self, gradients: Tree, parameters: Tree) -> Tree:
-        """The updated parameters, in the structure of the gradients."""
+        """The updated parameters, in the structure of the gradients.
+
+        Args:
+            gradients: A tree of gradients; they are not modified.
+            parameters: The parameters, perhaps more than the gradients have; they are not modified.
+
+        Raises:
+            Refused: A gradient whose parameter no member owns, by path.
+        """
         if not self._initialized or not self._known.issuperset(path for path, _ in tree_flatten(gradients)):
             self.init(gradients)
         for name, schedule in self._schedulers.items():

@@ -55,6 +55,19 @@ def MuAdam(  # noqa: N802 - an optimizer's name, as microsoft/mup's
     Raises:
         ShapeMismatch: A parameter has no scale.
         Refused: ``impl`` is not Adam-like, does not take a keyword, or the scales are of another family.
+
+    Example:
+        >>> from mufree import make_base_shapes, mup_scales
+        >>> wide = {"body": mx.zeros((512, 512)), "gain": mx.ones((512,))}
+        >>> base, delta = ({"body": (n, n), "gain": (n,)} for n in (64, 128))
+        >>> scales = mup_scales(wide, make_base_shapes(base, delta))
+        >>> optimizer = MuAdam(wide, scales, learning_rate=0.25)
+        >>> optimizer.member_rate("body").item(), optimizer.member_rate("gain").item()
+        (0.03125, 0.25)
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, tables 3 and 8 and appendix B.3.
+        microsoft/mup 1.0.0, ``mup.optim.MuAdam``.
     """
     return _optimizer(params, scales, "adam", impl, groups, decoupled_wd, kwargs)
 
@@ -68,7 +81,31 @@ def MuAdamW(  # noqa: N802
     decoupled_wd: bool = False,
     **kwargs: Any,
 ) -> optim.Optimizer:
-    """:func:`MuAdam` on MLX's AdamW, whose decay (0.01 if none is given) is multiplied by the rate."""
+    """:func:`MuAdam` on MLX's AdamW, whose decay (0.01 if none is given) is multiplied by the rate.
+
+    Args:
+        params: As for :func:`MuAdam`.
+        scales: As for :func:`MuAdam`.
+        impl: As for :func:`MuAdam`.
+        groups: As for :func:`MuAdam`.
+        decoupled_wd: As for :func:`MuAdam`. AdamW's decay is multiplied by the rate, so this warns.
+        **kwargs: As for :func:`MuAdam`.
+
+    Returns:
+        As for :func:`MuAdam`.
+
+    Raises:
+        ShapeMismatch: As for :func:`MuAdam`.
+        Refused: As for :func:`MuAdam`.
+
+    Example:
+        >>> from mufree import make_base_shapes, mup_scales
+        >>> wide = {"body": mx.zeros((512, 512))}
+        >>> scales = mup_scales(wide, make_base_shapes({"body": (64, 64)}, {"body": (128, 128)}))
+        >>> optimizer = MuAdamW(wide, scales, learning_rate=0.25, weight_decay=0.1)
+        >>> [(member.rate_factor, member.optimizer.weight_decay) for member in optimizer.members]
+        [(0.125, 0.8)]
+    """
     return _optimizer(params, scales, "adam", impl, groups, decoupled_wd, kwargs)
 
 
@@ -91,8 +128,25 @@ def MuSGD(  # noqa: N802
         decoupled_wd: As for :func:`MuAdam`.
         **kwargs: For ``impl``.
 
+    Returns:
+        As for :func:`MuAdam`.
+
     Raises:
+        ShapeMismatch: As for :func:`MuAdam`.
         Refused: As for :func:`MuAdam`.
+
+    Example:
+        >>> from mufree import make_base_shapes, mup_scales
+        >>> wide = {"body": mx.zeros((512, 512)), "gain": mx.ones((512,))}
+        >>> base, delta = ({"body": (n, n), "gain": (n,)} for n in (64, 128))
+        >>> scales = mup_scales(wide, make_base_shapes(base, delta), family="sgd")
+        >>> optimizer = MuSGD(wide, scales, learning_rate=0.5, momentum=0.9)
+        >>> optimizer.member_rate("body").item(), optimizer.member_rate("gain").item()
+        (0.5, 4.0)
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, tables 3 and 8.
+        microsoft/mup 1.0.0, ``mup.optim.MuSGD``.
     """
     return _optimizer(params, scales, "sgd", impl, groups, decoupled_wd, kwargs)
 
@@ -110,14 +164,32 @@ def MuAdamWScheduleFree(  # noqa: N802
 
     Args:
         params: As for :func:`MuAdam`.
-        scales: Their scales.
+        scales: Their scales, made for the ``sgd`` family if ``impl`` is SGDScheduleFree, else for ``adam``.
         impl: The schedule-free optimizer.
         groups: As for :func:`MuAdam`, with no other keys than the rate, eps and the decay.
         decoupled_wd: As for :func:`MuAdam`. A schedule-free decay is multiplied by the rate, so this warns.
         **kwargs: For ``impl``.
 
+    Returns:
+        The schedule-free optimizer, which takes each parameter's multipliers by path.
+
     Raises:
+        ShapeMismatch: As for :func:`MuAdam`.
         Refused: As for :func:`MuAdam`.
+
+    Example:
+        >>> from mufree import make_base_shapes, mup_scales
+        >>> wide = {"body": mx.ones((512, 512)), "gain": mx.ones((512,))}
+        >>> base, delta = ({"body": (n, n), "gain": (n,)} for n in (64, 128))
+        >>> scales = mup_scales(wide, make_base_shapes(base, delta))
+        >>> optimizer = MuAdamWScheduleFree(wide, scales, learning_rate=0.25)
+        >>> moved = optimizer.apply_gradients(wide, wide)  # a first update moves by the rate
+        >>> 1 - moved["body"][0, 0].item(), 1 - moved["gain"][0].item()
+        (0.03125, 0.25)
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, tables 3 and 8 and appendix B.3.
+        Defazio et al. 2024, "The Road Less Scheduled", arXiv 2405.15682, Algorithm 1.
     """
     if isinstance(impl, type) and not issubclass(impl, ScheduleFree):
         refuse("impl", "impl", f"{impl.__name__} is not schedule-free; use MuAdam or MuSGD")

@@ -23,6 +23,20 @@ def build_lr_schedule(plan: OptimizerPlan) -> float | Callable[[mx.array], mx.ar
         (the number of updates already made) to a 0-d float32 rate. It is a look-up in a table of the rates computed
         in float64 and rounded once, so it is the same plain and compiled. Past the table it keeps the last rate, or
         gives 0 where the plan refuses such updates.
+
+    Example:
+        >>> import mlx.core as mx
+        >>> from mufree import plan_optimizer
+        >>> settings = {"optimizer": "adamw", "lr": 0.5, "total_updates": 4, "past_end": "refuse"}
+        >>> build_lr_schedule(plan_optimizer(**settings))
+        0.5
+        >>> schedule = build_lr_schedule(plan_optimizer(scheduler="linear", **settings))
+        >>> [schedule(mx.array(step)).item() for step in range(5)]
+        [0.5, 0.375, 0.25, 0.125, 0.0]
+
+    References:
+        transformers 5, ``transformers.optimization.get_scheduler``; an ``lr_schedule`` mapping is mlx-lm's
+        ``mlx_lm.tuner.utils.build_schedule``.
     """
     if plan.has_constant_rate:
         return plan.peak_lr

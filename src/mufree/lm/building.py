@@ -49,6 +49,9 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     Args:
         config: A model config, as in a model folder's ``config.json``.
 
+    Returns:
+        The model, in float32, with the parameters' names that mlx-lm gives them.
+
     Raises:
         Refused: If mlx-lm has no such model, or a field is missing or of no use to it.
     """
@@ -68,6 +71,9 @@ def base_shapes(config: Mapping[str, Any], base_width: int) -> BaseShapes:
     Args:
         config: The config of the model to train, at any width.
         base_width: The ``hidden_size`` at which the learning rate was tuned.
+
+    Returns:
+        Base shapes for :func:`~mufree.mup_scales` and :func:`~mufree.parametrize`.
 
     Raises:
         Refused: If the config has no model at ``base_width`` (see :func:`at_width`).

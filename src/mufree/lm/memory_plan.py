@@ -107,6 +107,9 @@ def memory_plan(
         seq_length: Tokens of its longest row.
         accumulation: Micro-batches an update.
         checkpointing: Whether each block is computed again in the backward pass.
+
+    Returns:
+        The bytes by what takes them; their sum is within :data:`FACTOR` of the peak.
     """
     trained = _nbytes(model.trainable_parameters())
     state = _state(model, optimizer)

@@ -38,6 +38,11 @@ class ParamGroup:
         decay_factor: Their factor on the weight decay.
         eps_factor: Their factor on eps.
         options: Other keys of the user's group.
+
+    Example:
+        >>> group = ParamGroup("hidden", 8.0, 0.125, 0.8, 8e-9, ("layers.0.weight", "layers.1.weight"))
+        >>> group.tensors
+        2
     """
 
     kind: str
@@ -88,6 +93,19 @@ def param_groups(
     Raises:
         ShapeMismatch: A parameter has no scale.
         Refused: A group without a match or with nothing to take, a number that is none, or no scales.
+
+    Example:
+        >>> from mufree import make_base_shapes, mup_scales
+        >>> base, delta, target = ({"body": (n, n), "gain": (n,)} for n in (64, 128, 512))
+        >>> scales = mup_scales(target, make_base_shapes(base, delta))
+        >>> for group in param_groups(target, scales, learning_rate=0.5, weight_decay=0.1):
+        ...     group.paths, group.learning_rate, group.weight_decay
+        (('body',), 0.0625, 0.8)
+        (('gain',), 0.5, 0.1)
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, tables 3 and 8 and appendix B.3.
+        microsoft/mup 1.0.0, ``mup.optim``.
     """
     given = {"learning_rate": learning_rate, "weight_decay": weight_decay, "eps": eps}
     problems = Reasons()

@@ -56,9 +56,25 @@ def parametrize(
         **as_mup_scales: ``family``, ``weight_decay``, ``scale_eps``, ``overrides``, ``multipliers``, ``readout_gain``
             and ``base_head_dim``, all as :func:`mup_scales` takes them.
 
+    Returns:
+        What :func:`mup_scales` gives.
+
     Raises:
         ShapeMismatch: The model and the base shapes do not belong together.
         Refused: A kind cannot be decided, or the weights are not what ``init`` says; nothing has changed then.
+
+    Example:
+        >>> import mlx.nn as nn
+        >>> from mufree import make_base_shapes
+        >>> make = lambda width: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4))
+        >>> model = make(1024)
+        >>> before = model.layers[2].weight
+        >>> scales = parametrize(model, make_base_shapes(make, base_width=64))
+        >>> scales["layers.2.weight"].kind, (model.layers[2].weight / before).max().item()  # 1/√m less, at m = 16
+        ('output-like', 0.25)
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, tables 3 and 8; zero starts: appendix D.2.
     """
     if not is_module(model):
         refuse("model", "model", f"{type(model).__name__} is no MLX module; a bare tree only has scales (mup_scales)")

@@ -34,6 +34,9 @@ class MuReadout(nn.Linear):
     Example:
         >>> MuReadout(512, 10, base_dims=64).width_mult
         8.0
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, table 8.
     """
 
     def __init__(
@@ -62,7 +65,12 @@ class MuReadout(nn.Linear):
         return plain
 
     def to_quantized(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """The quantized layer of :meth:`folded`."""
+        """The quantized layer of :meth:`folded`.
+
+        Args:
+            *args: As ``nn.Linear.to_quantized`` takes them.
+            **kwargs: Likewise.
+        """
         return self.folded().to_quantized(*args, **kwargs)
 
 
@@ -79,6 +87,15 @@ class MuSharedReadout(nn.Module):
 
     Raises:
         Refused: A size below 1, or a multiplier that is no finite number.
+
+    Example:
+        >>> embedding = nn.Embedding(100, 512)
+        >>> head = MuSharedReadout(embedding, base_dims=64)
+        >>> head.width_mult, head(embedding(mx.array([1, 2, 3]))).shape
+        (8.0, (3, 100))
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, table 8.
     """
 
     def __init__(self, embedding: nn.Embedding, bias: bool = True, *, base_dims: int, output_mult: float = 1.0) -> None:
@@ -114,8 +131,15 @@ def attention_scale(head_dim: int, base_head_dim: int, *, alpha: float = 1.0) ->
         base_head_dim: Size of a head in the base model.
         alpha: A constant to tune.
 
+    Returns:
+        What q·k is multiplied by, for the ``scale`` of ``mx.fast.scaled_dot_product_attention``.
+
     Raises:
         Refused: A size below 1, or α that is no finite number.
+
+    Example:
+        >>> attention_scale(64, 64), attention_scale(256, 64)
+        (0.125, 0.03125)
 
     References:
         Tensor Programs V, arXiv 2203.03466v2, Definition 4.1.

@@ -24,6 +24,13 @@ class Scale:
         eps: Factor on Adam's eps.
         weight_decay: Factor on the weight decay, where the decay is lr·wd·y.
         note: What a reader of the table should know, e.g. that a norm gain carries the head's 1/m.
+
+    Example:
+        >>> Scale("hidden", m_in=8.0, m_out=8.0, init=8**-0.5, lr=1 / 8, eps=1 / 8, weight_decay=8.0).lr
+        0.125
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, tables 3 and 8 and appendix B.3.
     """
 
     kind: Kind
@@ -46,6 +53,11 @@ class Scales(Mapping[str, Scale]):
         family: The family of optimizers they are made for, ``adam`` or ``sgd``.
         readout: How the head gets its 1/m.
         dims: The axes of each parameter, for the table.
+
+    Example:
+        >>> scales = Scales({"gain": Scale("input-like", m_out=8.0)})
+        >>> scales["gain"].m_out, scales.family, len(scales)
+        (8.0, 'adam', 1)
     """
 
     by_path: Mapping[str, Scale]

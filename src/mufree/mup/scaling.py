@@ -58,9 +58,25 @@ def mup_scales(
         base_head_dim: The base model's head size, where the head size is a width and the model's own code divides by
             its root: the query projection, or the gain of the norm after it, then carries the rest of 1/d.
 
+    Returns:
+        A :class:`~mufree.Scale` for every parameter, for ``AdamWScheduleFree(scales=…)``, ``MuAdamW`` and the like.
+
     Raises:
         ShapeMismatch: The model and the base shapes have other paths or finite sizes.
         Refused: A parameter's kind cannot be decided, or a pattern matches nothing.
+
+    Example:
+        >>> from mufree import make_base_shapes
+        >>> base, delta, target = ({"body": (n, n), "gain": (n,)} for n in (64, 128, 512))
+        >>> scales = mup_scales(target, make_base_shapes(base, delta))
+        >>> for path, scale in scales.items():
+        ...     path, scale.kind, scale.lr, scale.weight_decay
+        ('body', 'hidden', 0.125, 8.0)
+        ('gain', 'input-like', 1.0, 1.0)
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, tables 3 and 8 and appendix B.3.
+        Wang and Aitchison 2024, arXiv 2405.13698, for the decay that keeps rate × decay.
     """
     choices = Choices(
         family=family,

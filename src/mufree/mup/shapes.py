@@ -53,6 +53,17 @@ class BaseShapes(Mapping[str, tuple[int | None, ...]]):
         widths: For each parameter the base size of each axis, ``None`` for a finite axis.
         sizes: All base sizes, finite ones too, where known (a ``.bsh`` file does not hold them).
         forward: The base model's own forward multipliers by path pattern or ``readout``, where it has any.
+
+    Example:
+        >>> import tempfile
+        >>> shapes = make_base_shapes({"w": (64, 8)}, {"w": (128, 8)})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     shapes.save(f"{folder}/base.bsh")
+        ...     BaseShapes.load(f"{folder}/base.bsh")["w"]
+        (64, None)
+
+    References:
+        microsoft/mup 1.0.0, ``mup.shape``: the file's format, and what makes an axis a width.
     """
 
     widths: Mapping[str, tuple[int | None, ...]]
@@ -124,7 +135,11 @@ class BaseShapes(Mapping[str, tuple[int | None, ...]]):
         return BaseShapes(widths, sizes, self.forward)
 
     def save(self, path: str | Path) -> None:
-        """Write a ``.bsh`` file that microsoft/mup reads too; saving what was loaded gives the same bytes."""
+        """Write a ``.bsh`` file that microsoft/mup reads too; saving what was loaded gives the same bytes.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         Path(path).write_text(bsh.dump(self.widths, self.forward), encoding="utf-8")
 
     @classmethod

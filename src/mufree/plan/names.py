@@ -161,6 +161,9 @@ def resolve_optimizer_name(name: str) -> str:
     Args:
         name: An optimizer's name; surrounding blanks and case do not matter.
 
+    Returns:
+        The name of a class in ``mlx.optimizers`` or mufree.
+
     Raises:
         Refused: The name is unknown, or names a rule that cannot be built exactly.
 

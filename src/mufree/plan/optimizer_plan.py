@@ -33,7 +33,7 @@ class OptimizerPlan:
         warmup_updates: Updates of warmup.
         total_updates: Updates of the run; ``None`` if it has no declared end.
         past_end: What happens to updates past the end: they keep the last rate, or are refused.
-        weight_decay: λ; what it multiplies is the optimizer's affair (``decay_kind``).
+        weight_decay: λ; what it multiplies is the optimizer's affair (``family.decay``).
         decay_mask: Which parameters decay: all, transformers' choice, or ``f(path, array) -> bool``.
         coupled_weight_decay: Whether the decay is added to the gradient (L2) by a rule of ours.
         betas: β1 and β2, if the optimizer has them.
@@ -46,6 +46,14 @@ class OptimizerPlan:
         leftover_micro_batches: Micro-batches at the end that make no full update.
         notes: What the names mean here.
         warnings: What one should look at before training.
+
+    Example:
+        >>> from mufree import plan_optimizer
+        >>> plan = plan_optimizer(optimizer="adamw", lr=0.5, scheduler="linear", total_updates=4)
+        >>> plan.optimizer_name, plan.family.decay, [plan.rate(update) for update in range(4)]
+        ('AdamW', 'decoupled', [0.5, 0.375, 0.25, 0.125])
+        >>> OptimizerPlan.from_json(plan.to_json()) == plan
+        True
     """
 
     requested_optimizer: str
@@ -152,7 +160,15 @@ class OptimizerPlan:
 
     @classmethod
     def from_json(cls, text: str, *, decay_mask: Callable[[str, Any], bool] | None = None) -> OptimizerPlan:
-        """Read :meth:`to_json`'s text; see :meth:`from_metadata`."""
+        """Read :meth:`to_json`'s text.
+
+        Args:
+            text: The text.
+            decay_mask: As for :meth:`from_metadata`.
+
+        Raises:
+            Refused: The text is not JSON, or as :meth:`from_metadata` says.
+        """
         try:
             data = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:

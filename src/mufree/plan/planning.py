@@ -72,6 +72,9 @@ def plan_optimizer(
         >>> plan = plan_optimizer(optimizer="adamw", lr=1e-3, scheduler="cosine", warmup_ratio=0.1, total_updates=100)
         >>> plan.optimizer_name, plan.warmup_updates, plan.rate(10)
         ('AdamW', 10, 0.001)
+
+    References:
+        transformers 5, ``TrainingArguments``, ``transformers.optimization.get_scheduler`` and ``Trainer``'s optimizers.
     """
     reasons = Reasons()
     built = check_name(reasons, optimizer)

@@ -144,6 +144,9 @@ def averaged(optimizer: Any, model: Any) -> Iterator[None]:
             that it trains.
         model: The model they train.
 
+    Returns:
+        The context manager; ``with`` gives None.
+
     Raises:
         Refused: If no schedule-free optimizer is in ``optimizer``, or as :meth:`ScheduleFree.averaged` says.
 
@@ -161,6 +164,9 @@ def averaged(optimizer: Any, model: Any) -> Iterator[None]:
         True
         >>> model.weight is y
         True
+
+    References:
+        Defazio et al. 2024, "The Road Less Scheduled", arXiv 2405.15682, Algorithm 1: ``x`` is what is evaluated.
     """
     members = [member for member in schedule_free_members(optimizer) if member._layout.form.holds == "y"]
     for member in members:

@@ -137,8 +137,14 @@ def coord_check(
             check: logits of random ones shrink with width before the first update. A tied head cannot start at zero:
             its logits must not grow, but may shrink until update 10.
 
+    Returns:
+        The finished check, with its ``verdict``, ``passed``, ``growth`` and ``plot(path)``.
+
     Raises:
         Refused: For fewer than two widths, unknown scales, or a folder of something else.
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, appendix D.1.
     """
     if scales not in ("mup", "sp") and not callable(scales):
         refuse("unknown", "scales", f"{scales!r} is not 'mup', 'sp' or a function of scales")

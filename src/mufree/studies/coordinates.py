@@ -84,7 +84,13 @@ class CoordCheck:
         return int(max(row["update"] for row in self.rows))
 
     def means(self, module: str, update: int, at: str) -> dict[int, float]:
-        """The statistic by width, geometric mean over the seeds; 0 or NaN where a seed's is."""
+        """The statistic by width, geometric mean over the seeds; 0 or NaN where a seed's is.
+
+        Args:
+            module: One of :attr:`modules`.
+            update: How many updates had been made.
+            at: ``y`` or ``x``.
+        """
         values: dict[int, list[float]] = {}
         for row in self.rows:
             if (row["module"], row["update"], row["at"]) == (module, update, at):
@@ -137,7 +143,11 @@ class CoordCheck:
         return plot_coordinates(self, Path(path))
 
     def save(self, path: str | Path) -> None:
-        """Write everything as one JSON file, from which :meth:`load` makes it again."""
+        """Write everything as one JSON file, from which :meth:`load` makes it again.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         names = ("width", "seed", "module", "update", "statistic", "at", "value")
         head = {
             "study": STUDY,

@@ -124,7 +124,11 @@ class Transfer:
         return plot_transfer(self, Path(path))
 
     def save(self, path: str | Path) -> None:
-        """Write everything as one JSON file, from which :meth:`load` makes it again."""
+        """Write everything as one JSON file, from which :meth:`load` makes it again.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         head = {
             "study": STUDY,
             "base_width": self.base_width,

@@ -74,8 +74,14 @@ def lr_transfer(
         watcher: Hears how it goes on.
         **as_parametrize: Further arguments of :func:`mufree.parametrize`.
 
+    Returns:
+        The finished grid, with its ``verdict``, ``passed``, ``table()``, ``plot(path)`` and ``recipe()``.
+
     Raises:
         Refused: For a single width, a grid that cannot be trained, or a folder of something else.
+
+    References:
+        Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, Algorithm 1.
     """
     widths = sorted({base_width, *widths})
     check_grid(widths=widths, rates=rates, seeds=seeds, updates=updates)

@@ -30,7 +30,21 @@ def recalibrate(model: nn.Module, optimizer: Any, batches: Iterable[Any]) -> int
     Raises:
         Refused: If there is no BatchNorm with running statistics, or no batch; nothing has changed then.
 
-    Source: Defazio et al. 2024, arXiv 2405.15682, on BatchNorm.
+    Example:
+        >>> from mufree import AdamWScheduleFree, averaged
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm(4), nn.Linear(4, 1))
+        >>> optimizer = AdamWScheduleFree(learning_rate=0.1)
+        >>> step = nn.value_and_grad(model, lambda model, inputs: model(inputs).square().mean())
+        >>> batches = [mx.random.normal((16, 2)) for _ in range(8)]
+        >>> for batch in batches:
+        ...     optimizer.update(model, step(model, batch)[1])
+        >>> recalibrate(model, optimizer, batches)
+        8
+        >>> with averaged(optimizer, model):
+        ...     prediction = model.eval()(batches[0])
+
+    References:
+        Defazio et al. 2024, "The Road Less Scheduled", arXiv 2405.15682, on BatchNorm.
     """
     layers = [module for _, module in _modules(model) if isinstance(module, nn.BatchNorm)]
     layers = [layer for layer in layers if layer.track_running_stats]
