@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -223,3 +223,9 @@ def test_the_list_of_names_is_the_real_one() -> None:
     listed = re.findall(r"^    (\w+)  +\S", mufree.__doc__, re.MULTILINE)
     assert sorted(listed) == sorted(mufree.__all__)
     assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize("config", BY_OPTION)
+def test_every_option_has_a_help(config) -> None:
+    """Where a field is an option, its metadata is its description."""
+    assert all(len(item.metadata["help"]) > 3 for item in fields(config))
