@@ -129,6 +129,32 @@ def test_what_holds_no_tokens_is_refused(tmp_path: Path, name: str, write: Any, 
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("text", ["a.txt", "README.md", "deep/more.jsonl"])
+def test_text_beside_token_files_is_refused(tmp_path: Path, text: str) -> None:
+    """Neither is left out in silence."""
+    shards(tmp_path / "corpus", 2000)
+    (tmp_path / "corpus/deep").mkdir()
+    (tmp_path / "corpus" / text).write_text("some text")
+    with pytest.raises(Refused, match=rf"holds text \({Path(text).name}\) beside token files \(0.bin\)"):
+        prepare(tiny(tmp_path / "run", data=str(tmp_path / "corpus")))
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
+    """Of token folders and of text folders, hidden ones aside; in the plan that is printed."""
+    shards(tmp_path / "ids", 2000)
+    (tmp_path / "ids/vocabulary.csv").touch()
+    (tmp_path / "ids/.hidden").touch()
+    assert prepare(tiny(tmp_path / "run", data=str(tmp_path / "ids"))).corpus.note.endswith("not read: vocabulary.csv")
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("what is read " * 999)
+    tiny_text = tiny(tmp_path / "run", data=str(folder))
+    assert "not read" not in prepare(tiny_text).corpus.note
+    for name in ("b.txt.gz", "c.csv", "d.parquet", "deep/ids.bin"):
+        (folder / name).write_bytes(bytes(8))
+    assert prepare(tiny_text).corpus.note.endswith("; not read: b.txt.gz, c.csv, d.parquet and 1 more")
+
+
 def test_reading_leaves_nothing_resident(tmp_path: Path) -> None:
     """64 MB read from end to end leave less than a tenth of that in memory."""
     np.zeros(32 << 20, "<u2").tofile(tmp_path / "large.bin")

@@ -83,7 +83,7 @@ def text_files(path: Path) -> list[Path]:
     """
     try:
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.suffix.lower() in (*_TEXT_ENDINGS, ".jsonl") and p.is_file())
+            files = sorted(p for p in path.rglob("*") if is_text(p))
             fault = f"holds no text; give a folder of {', '.join(_TEXT_ENDINGS)} or .jsonl files"
         else:
             files = [path] if path.is_file() else []
@@ -94,6 +94,11 @@ def text_files(path: Path) -> list[Path]:
     if not files:
         refuse("missing", "data", f"{path} {fault}")
     return files
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file of a folder is read as text."""
+    return path.suffix.lower() in (*_TEXT_ENDINGS, ".jsonl") and path.is_file()
 
 
 def _documents(path: Path, reasons: Reasons) -> list[str]:

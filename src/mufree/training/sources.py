@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import Reasons, refuse
 from ..lm.tokenizer import encode_documents, tokenizer_hash
 from .config import PretrainConfig
-from .data import VALIDATION_SHARE, Corpus, TokenStream, read_corpus, text_files, token_stream
+from .data import VALIDATION_SHARE, Corpus, TokenStream, is_text, read_corpus, text_files, token_stream
 from .packing import PackedStream
 from .tokenised import tokenised
-from .tokens import MappedTokens, holds_tokens, token_files
+from .tokens import ENDINGS, MappedTokens, holds_tokens, token_files, token_paths
 
 LARGE = 32 << 20
 """Bytes of text from which it is tokenised into files."""
 
 Stream = TokenStream | PackedStream
 Found = tuple[Corpus, Stream, Stream]
+_SHOWN = 3
 _CUT = "the last tenth of the tokens is for validation"
 
 
 def read_data(config: PretrainConfig, tokenizer: Any | None) -> Found | None:
-    """What to train and to validate on.
+    """What to train and to validate on; files of a folder that are neither are named in the corpus's note.
 
     Args:
         config: The settings.
@@ -32,7 +34,17 @@ def read_data(config: PretrainConfig, tokenizer: Any | None) -> Found | None:
     Raises:
         Refused: With every reason that the data give.
     """
+    found = _read(config, tokenizer)
+    unread = _unread(Path(config.data)) if found is not None and config.data is not None else ""
+    if found is None or not unread:
+        return found
+    corpus, train, valid = found
+    return replace(corpus, note="; ".join(filter(None, (corpus.note, unread)))), train, valid
+
+
+def _read(config: PretrainConfig, tokenizer: Any | None) -> Found | None:
     if config.data is not None and _holds_tokens(Path(config.data)):
+        _check_one_kind(Path(config.data))
         return None if tokenizer is None else _from_token_files(config, tokenizer)
     if config.data is not None and (config.cache is not None or _bytes(Path(config.data)) > LARGE):
         return None if tokenizer is None else _from_large_text(config, tokenizer)
@@ -52,6 +64,27 @@ def _holds_tokens(path: Path) -> bool:
         return path.exists() and holds_tokens(path)
     except OSError:
         return False  # what is wrong with it is told where it is read
+
+
+def _check_one_kind(path: Path) -> None:
+    texts = sorted(p.name for p in path.rglob("*") if is_text(p)) if path.is_dir() else ()
+    if texts:
+        tokens = next(p.name for p in sorted(path.iterdir()) if p.suffix.lower() in ENDINGS)
+        refuse(
+            "mixed", "data", f"{path} holds text ({texts[0]}) beside token files ({tokens}), and only one of them can "
+            "be what is trained on; move the others out, or name a single file",
+        )  # fmt: skip
+
+
+def _unread(path: Path) -> str:
+    """A sentence on the files of a folder that are not read, hidden ones aside."""
+    if not path.is_dir():
+        return ""
+    read = set(token_paths(path)) if holds_tokens(path) else set(text_files(path))
+    inside = (p for p in path.rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts))
+    names = sorted(str(p.relative_to(path)) for p in inside if p.is_file() and p not in read)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"not read: {', '.join(names[:_SHOWN])}{more}" if names else ""
 
 
 def _bytes(path: Path) -> int:

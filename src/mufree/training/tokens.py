@@ -183,7 +183,7 @@ def token_files(path: Path, vocab_size: int) -> tuple[list[TokenFile], list[Toke
     Raises:
         Refused: With every file that is none.
     """
-    paths = [path] if path.is_file() else sorted(p for p in path.iterdir() if _is_token_file(p))
+    paths = token_paths(path)
     reasons = Reasons()
     sides: tuple[list[TokenFile], list[TokenFile]] = ([], [])
     for one in paths:
@@ -200,9 +200,12 @@ def token_files(path: Path, vocab_size: int) -> tuple[list[TokenFile], list[Toke
 
 def holds_tokens(path: Path) -> bool:
     """Whether a path is a token file or a folder that holds some."""
-    if path.is_dir():
-        return any(_is_token_file(p) for p in path.iterdir())
-    return _is_token_file(path)
+    return bool(token_paths(path)) if path.is_dir() else _is_token_file(path)
+
+
+def token_paths(path: Path) -> list[Path]:
+    """A file, or the token files of a folder in the order of their names."""
+    return [path] if path.is_file() else sorted(p for p in path.iterdir() if _is_token_file(p))
 
 
 def _is_token_file(path: Path) -> bool:
