@@ -194,6 +194,15 @@ def test_one_flipped_bit_in_the_runs_description_is_refused(place: Path) -> None
             RunFolder(place).saved()
 
 
+def test_a_renamed_checkpoint_is_passed_over(place: Path, finished: Path) -> None:
+    """It would be gone on from at another update than it holds."""
+    shutil.copytree(place / "checkpoints/00000004", place / "checkpoints/00000030")
+    heard = Heard()
+    pretrain(small(place, updates=6), resume=True, report=heard)
+    assert any("00000030: was written as 00000004" in text for text in heard.notes)
+    assert content(place / "checkpoints" / "00000006") == content(finished / "checkpoints" / "00000006")
+
+
 def test_a_checkpoint_of_another_run_is_passed_over(place: Path, finished: Path, tmp_path: Path) -> None:
     """Though it is whole, of the same shape, and newer; alone it is refused. One file of it is a damaged file."""
     pretrain(small(tmp_path / "other", seed=1, updates=8))

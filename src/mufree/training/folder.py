@@ -211,8 +211,7 @@ class RunFolder:
         for path in reversed(found):
             try:
                 verify(path)
-                if run is not None and read_facts(path).get("run", run) != run:
-                    refuse("another_run", str(path), "is a checkpoint of another run", CheckpointError)
+                _check_in_place(path, run)
             except CheckpointError as error:
                 damaged.extend(error)
                 continue
@@ -257,3 +256,14 @@ class RunFolder:
                 kind = "a file" if wanted is Path.is_file else "a folder"
                 reasons.add("occupied", "out", f"{path} is not {kind}; move it away")
         reasons.refuse_if_any()
+
+
+def _check_in_place(checkpoint: Path, run: object) -> None:
+    facts = read_facts(checkpoint)
+    if run is not None and facts.get("run", run) != run:
+        refuse("another_run", str(checkpoint), "is a checkpoint of another run", CheckpointError)
+    position = facts.get("position", {})
+    made = position.get("update", position.get("iteration"))
+    if made is not None and made != int(checkpoint.name):
+        message = f"was written as {made:08} and has another name now; give it that one back"
+        refuse("renamed", str(checkpoint), message, CheckpointError)
