@@ -5,23 +5,31 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mufree import Refused
-from mufree.training.data import TokenStream, read_corpus, token_stream
+from mufree.training.data import Corpus, TokenStream, read_corpus, token_stream
 
 
 def stream(length: int, seq_length: int = 4) -> TokenStream:
     return TokenStream(np.arange(length, dtype=np.int32), seq_length, "training")
 
 
+def whole(corpus: Corpus) -> list[str]:
+    """The few documents that were read, each of its two parts put together again."""
+    assert "few or unequal" in corpus.note
+    return sorted(map("".join, zip(corpus.train, corpus.valid, strict=True)))
+
+
 def test_the_embedded_corpus_is_split_by_document() -> None:
     """One document in ten is for validation; none is in both."""
     corpus = read_corpus(None)
     assert len(corpus.valid) == len({*corpus.train, *corpus.valid}) // 10
+    assert not corpus.note
     assert not set(corpus.train) & set(corpus.valid)
     assert sum(map(len, corpus.train)) > 300_000
 
@@ -41,9 +49,20 @@ def test_text_folder_and_lines_are_read(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "b.jsonl").write_text(json.dumps({"text": "second"}) + "\n\n" + json.dumps({"text": "third"}))
     (tmp_path / "c.png").write_bytes(b"\xff\x00")
+    assert whole(read_corpus(tmp_path)) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(("large", "small"), [(149_056, 856), (50_000, 49_000)])
+def test_few_or_unequal_documents_give_their_last_tenths(tmp_path: Path, large: int, small: int) -> None:
+    """One of two would be most of the text, or hardly any, and a text that is there three times is not lost."""
+    long, short = (random.Random(size).randbytes(size // 2).hex() for size in (large, small))
+    for number in range(3):
+        (tmp_path / f"long{number}.txt").write_text(long)
+    (tmp_path / "short.txt").write_text(short)
     corpus = read_corpus(tmp_path)
-    assert sorted([*corpus.train, *corpus.valid]) == ["first", "second", "third"]
-    assert len(corpus.valid) == 1
+    assert corpus.valid == (long[-(large // 10) :], short[-(small // 10) :])
+    assert corpus.train == (*[long[: -(large // 10)]] * 3, short[: -(small // 10)])
+    assert "few or unequal documents" in corpus.note
 
 
 def test_a_single_document_gives_its_last_tenth(tmp_path: Path) -> None:
@@ -132,12 +151,10 @@ def test_marks_and_line_ends_of_other_systems_are_no_text(tmp_path: Path) -> Non
     """A byte-order mark is dropped and CR LF is a line end, in text and in JSON lines, whatever the ending's case."""
     (tmp_path / "a.TXT").write_bytes(b"\xef\xbb\xbffirst\r\nline")
     (tmp_path / "b.JSONL").write_bytes(b'\xef\xbb\xbf{"text": "second"}\r\n{"text": "third"}\r\n')
-    corpus = read_corpus(tmp_path)
-    assert sorted([*corpus.train, *corpus.valid]) == ["first\nline", "second", "third"]
+    assert whole(read_corpus(tmp_path)) == ["first\nline", "second", "third"]
 
 
 def test_a_json_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
     """JSON text may hold U+2028 and U+0085 as they are."""
     (tmp_path / "a.jsonl").write_text('{"text": "one\u2028two\u0085three"}\n{"text": "four"}')
-    corpus = read_corpus(tmp_path / "a.jsonl")
-    assert sorted([*corpus.train, *corpus.valid]) == ["four", "one\u2028two\u0085three"]
+    assert whole(read_corpus(tmp_path / "a.jsonl")) == ["four", "one\u2028two\u0085three"]

@@ -27,6 +27,9 @@ VALIDATION_SHARE = 10
 DRAWN = 1 << 20
 """Sequences up to which an epoch's order is drawn at once; a longer one is worked out, so that it takes no memory."""
 
+_LEAST_SHARE, _GREATEST_SHARE = 0.05, 0.2
+"""Of the text that one document in ten may be, to be what is validated on."""
+
 _SPLIT_SEED = 1405
 _MOST_PROBLEMS = 10
 _TEXT_ENDINGS = (".txt", ".md", ".text", ".rst")
@@ -53,7 +56,8 @@ def read_corpus(source: str | Path | None) -> Corpus:
     """Documents from a text file, a folder of them, a ``.jsonl`` file, or the embedded corpus.
 
     A text file is one document, a line of a ``.jsonl`` file one too. One document in ten is for validation, the same
-    ones for every seed; of a single document its last tenth. A text that occurs twice is on one side only.
+    ones for every seed. Where that would be no share of the text to speak of, or too much of it, as with few documents
+    or very unequal ones, it is the last tenth of each. A text that occurs twice is on one side only.
 
     Args:
         source: A path, or None for the embedded corpus.
@@ -145,14 +149,19 @@ def _shorten(reasons: Reasons) -> None:
 
 def _split(name: str, documents: Sequence[str]) -> Corpus:
     unique = list(dict.fromkeys(documents))
-    if len(unique) == 1:
-        cut = len(unique[0]) - max(1, len(unique[0]) // VALIDATION_SHARE)
-        note = "a single document: its last tenth is for validation"
-        return Corpus(name, (unique[0][:cut],), (unique[0][cut:],), note)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(unique))
     chosen = set(order[: max(1, len(unique) // VALIDATION_SHARE)].tolist())
     valid = {text: None for number, text in enumerate(unique) if number in chosen}
-    return Corpus(name, tuple(text for text in documents if text not in valid), tuple(valid))
+    train = tuple(text for text in documents if text not in valid)
+    share = sum(map(len, valid)) / sum(map(len, unique))
+    if _LEAST_SHARE <= share <= _GREATEST_SHARE:
+        return Corpus(name, train, tuple(valid))
+    cuts = [len(text) - max(1, len(text) // VALIDATION_SHARE) for text in unique]
+    heads = dict(zip(unique, (text[:cut] for text, cut in zip(unique, cuts, strict=True)), strict=True))
+    tails = tuple(text[cut:] for text, cut in zip(unique, cuts, strict=True))
+    note = "a single document: its" if len(unique) == 1 else "few or unequal documents: of each the"
+    train = tuple(heads[text] for text in documents if heads[text])
+    return Corpus(name, train, tails, f"{note} last tenth is for validation")
 
 
 @dataclass(frozen=True, slots=True)
