@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -229,3 +230,11 @@ def test_the_list_of_names_is_the_real_one() -> None:
 def test_every_option_has_a_help(config) -> None:
     """Where a field is an option, its metadata is its description."""
     assert all(len(item.metadata["help"]) > 3 for item in fields(config))
+
+
+def test_the_version_is_the_packages() -> None:
+    """Which is in one place, pyproject.toml; a tree that is not installed says so."""
+    try:
+        assert mufree.__version__ == version("mufree")
+    except PackageNotFoundError:
+        assert mufree.__version__ == "not installed"
