@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import Reasons, refuse
 from .attention import Carrier, query_carriers
@@ -13,7 +13,7 @@ from .choices import Choices
 from .forward import READOUT, forward_multipliers
 from .kinds import Placement, place
 from .layouts import experimental
-from .readout import Readout, find_readout, own_readouts
+from .readout import Look, Readout, find_readout, own_readouts
 from .rules import Decay, Family, factors
 from .scales import Scale, Scales
 from .shapes import NOTHING, BaseShapes, Dim
@@ -39,7 +39,7 @@ def mup_scales(
     scale_eps: bool = True,
     overrides: Mapping[str, str] = NOTHING,
     multipliers: Mapping[str, float] = NOTHING,
-    readout_gain: str | None = None,
+    readout_gain: str | Literal[False] | None = None,
     base_head_dim: int | None = None,
 ) -> Scales:
     """Work out every parameter's multipliers. The model is only looked at; nothing is evaluated.
@@ -54,7 +54,9 @@ def mup_scales(
         overrides: Path pattern to kind (``"hidden"``, …) or to axis letters (``"oi"``: fan-out, fan-in).
         multipliers: Path pattern to a forward multiplier, relative to the base model, that the model's own code
             applies to this parameter and that is not found by itself.
-        readout_gain: Path pattern of the final norm's parameters, where a tied model's norm cannot be found.
+        readout_gain: Path pattern of the parameters of the norm before the head, where a tied model's norm or its
+            head itself cannot be found (a head in the loss, say): it declares that an embedding is the head too.
+            ``False``: none is, and a model without a readout gives hidden states.
         base_head_dim: The base model's head size, where the head size is a width and the model's own code divides by
             its root: the query projection, or the gain of the norm after it, then carries the rest of 1/d.
 
@@ -63,7 +65,8 @@ def mup_scales(
 
     Raises:
         ShapeMismatch: The model and the base shapes have other paths or finite sizes.
-        Refused: A parameter's kind cannot be decided, or a pattern matches nothing.
+        Refused: A parameter's kind cannot be decided, a pattern matches nothing, or a model with an embedding has
+            no readout that can be found.
 
     Example:
         >>> from mufree import make_base_shapes
@@ -101,7 +104,7 @@ def decide(model: Any, base_shapes: BaseShapes, choices: Choices) -> Decided:
     given = match_patterns(choices.multipliers, found, "multipliers", problems)
     placements = _place_all(found, dims, named, problems)
     forward = _forward(model, base_shapes, found, given, problems)
-    readout = find_readout(model, found, placements, forward, choices.readout_gain, problems)
+    readout = find_readout(Look(model, found, dims, placements, forward), choices.readout_gain, problems)
     head = choices.base_head_dim
     queries = () if head is None else query_carriers(model, found, head, problems)
     problems.refuse_if_any()
