@@ -7,64 +7,26 @@ the 1/m belongs to its use as a head, logits = (h · Wᵀ)·A_embedding/m.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from ..errors import Reasons
 from .forward import READOUT
 from .kinds import Placement
-from .shapes import BaseShapes, Dim
+from .look import Look
+from .look import Readout as Readout
+from .shapes import BaseShapes
+from .tied import through_gain
 from .tying import tables, tied_by_code
-from .walk import Leaf, modules
+from .walk import Leaf, modules, skeleton
 
-Way = Literal["untied head", "tied head", "no readout", "frozen head"]
 # Output-like by their axes, yet no readout: routers, fixed key/value heads, low-rank down-projections, adapters.
 _NOT_HEADS = (
     "*gate*", "*router*", "k_proj", "v_proj", "key_proj", "value_proj", "wk", "wv", "q_a_proj", "kv_a_proj*",
     "lora_*", "*x_proj*",
 )  # fmt: skip
 _HEADS = ("lm_head", "head", "embed_out", "output", "readout", "classifier", "score")
-_GAINS = ("weight", "bias", "scale", "gain")
-
-
-@dataclass(frozen=True, slots=True)
-class Readout:
-    """Where the head is and how it gets its 1/m.
-
-    Args:
-        way: Which of the three ways, in words for the table.
-        heads: The output-like weights that give the logits; the tied embedding if there is one.
-        gains: The final norm's parameters that carry what is missing of the 1/m.
-        share: The factor those carry, 1 if none.
-    """
-
-    way: Way
-    heads: tuple[str, ...] = ()
-    gains: tuple[str, ...] = ()
-    share: float = 1.0
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What is known of a model when its head is looked for.
-
-    Args:
-        model: The model.
-        found: Its parameters.
-        dims: Their axes.
-        placements: What each of them is.
-        forward: Forward multipliers relative to the base model: by path, and ``readout`` for the logits.
-    """
-
-    model: Any
-    found: Sequence[Leaf]
-    dims: Mapping[str, tuple[Dim, ...]]
-    placements: Mapping[str, Placement]
-    forward: Mapping[str, float]
 
 
 def find_readout(look: Look, readout_gain: str | Literal[False] | None, problems: Reasons) -> Readout:
@@ -86,29 +48,7 @@ def find_readout(look: Look, readout_gain: str | Literal[False] | None, problems
         if readout_gain is None and not heads:
             _nothing_reads_out(look, candidates, problems)
         return Readout("untied head" if heads else "no readout", tuple(leaf.path for leaf in heads))
-    return _through_gain(look, tied, readout_gain or None, problems)
-
-
-def _through_gain(look: Look, tied: Leaf, pattern: str | None, problems: Reasons) -> Readout:
-    found, forward = look.found, look.forward
-    named = _named_gains(found, tied, pattern, problems)
-    placement = look.placements.get(tied.path)
-    if placement is None or placement.kind != "input-like":
-        return Readout("tied head", (tied.path,))
-    share = forward.get(tied.path, 1.0) / placement.m_out / forward.get(READOUT, 1.0)
-    if math.isclose(share, 1.0, rel_tol=1e-12):
-        return Readout("tied head", (tied.path,), notes={tied.path: "tied; the model's own multiplier"})
-    gains = _final_gains(found, tied) if named is None else named
-    if not gains and pattern is None:
-        problems.add(
-            "readout_gain",
-            tied.path,
-            "is embedding and head at once, so the gain of the norm before the head has to carry the 1/m, and no "
-            "single norm with a gain stands after the repeated layers; name its parameters with readout_gain='path.*', "
-            "give the model a multiplier of its own, or untie the head",
-        )
-    carried = f"carries the head's {share:.4g}"
-    return Readout("tied head", (tied.path,), gains, share, {tied.path: "tied", **dict.fromkeys(gains, carried)})
+    return through_gain(look, tied, readout_gain or None, problems)
 
 
 def _two_heads(look: Look, tied: Leaf, heads: Sequence[Leaf], problems: Reasons) -> None:
@@ -207,7 +147,7 @@ def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[
     called = [leaf for leaf in candidates if _called_head(leaf)]
     if called:
         return called
-    skeletons = [_skeleton(leaf.path) for leaf in candidates]
+    skeletons = [skeleton(leaf.path) for leaf in candidates]
     return [leaf for leaf, skeleton in zip(candidates, skeletons, strict=True) if skeletons.count(skeleton) == 1]
 
 
@@ -239,33 +179,3 @@ def _sizes_of(found: Sequence[Leaf], heads: Sequence[Leaf]) -> set[int]:
     """How many logits the untied heads give; a packed head has no kind, and is one by its name."""
     known = {leaf.path for leaf in heads}
     return {leaf.shape[0] for leaf in found if leaf.path in known or (len(leaf.shape) > 1 and _called_head(leaf))}
-
-
-def _named_gains(found: Sequence[Leaf], tied: Leaf, pattern: str | None, problems: Reasons) -> tuple[str, ...] | None:
-    if pattern is None:
-        return None
-    named = [leaf for leaf in found if fnmatchcase(leaf.path, pattern)]
-    if not named:
-        problems.add("no_match", "readout_gain", f"{pattern!r} matches no parameter; give the final norm's")
-    for leaf in named:
-        if leaf.shape != (tied.shape[-1],):
-            problems.add("readout_gain", leaf.path, f"has shape {leaf.shape}; a final norm's is ({tied.shape[-1]},)")
-    return tuple(leaf.path for leaf in named)
-
-
-def _final_gains(found: Sequence[Leaf], tied: Leaf) -> tuple[str, ...]:
-    repeated = [index for index, leaf in enumerate(found) if leaf.path != _skeleton(leaf.path)]
-    after = found[max(repeated, default=-1) + 1 :]
-    size = tied.shape[-1]
-    norms = [
-        leaf
-        for leaf in after
-        if "norm" in type(leaf.owner).__name__.lower() and leaf.name in _GAINS and leaf.shape == (size,)
-    ]
-    if len({id(leaf.owner) for leaf in norms}) != 1:
-        return ()
-    return tuple(leaf.path for leaf in norms)
-
-
-def _skeleton(path: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))

@@ -13,7 +13,8 @@ from .choices import Choices
 from .forward import READOUT, forward_multipliers
 from .kinds import Placement, place
 from .layouts import experimental
-from .readout import Look, Readout, find_readout, own_readouts
+from .look import Look, Readout
+from .readout import find_readout, own_readouts
 from .rules import Decay, Family, factors
 from .scales import Scale, Scales
 from .shapes import NOTHING, BaseShapes, Dim
@@ -53,7 +54,8 @@ def mup_scales(
         scale_eps: Whether eps follows the size of the gradients; microsoft/mup's does not.
         overrides: Path pattern to kind (``"hidden"``, …) or to axis letters (``"oi"``: fan-out, fan-in).
         multipliers: Path pattern to a forward multiplier, relative to the base model, that the model's own code
-            applies to this parameter and that is not found by itself.
+            applies to this parameter and that is not found by itself; ``"readout"`` for one on the logits:
+            ``{"readout": base width / width}`` where the code divides them by the width.
         readout_gain: Path pattern of the parameters of the norm before the head, where a tied model's norm or its
             head itself cannot be found (a head in the loss, say): it declares that an embedding is the head too.
             ``False``: none is, and a model without a readout gives hidden states.
@@ -101,10 +103,12 @@ def decide(model: Any, base_shapes: BaseShapes, choices: Choices) -> Decided:
     problems = Reasons()
     _same_array_twice(found, problems)
     named = match_patterns(choices.overrides, found, "overrides", problems)
-    given = match_patterns(choices.multipliers, found, "multipliers", problems)
+    own = {READOUT: choices.multipliers[READOUT]} if READOUT in choices.multipliers else {}
+    by_path = {pattern: value for pattern, value in choices.multipliers.items() if pattern != READOUT}
+    given = own | match_patterns(by_path, found, "multipliers", problems)
     placements = _place_all(found, dims, named, problems)
     forward = _forward(model, base_shapes, found, given, problems)
-    readout = find_readout(Look(model, found, dims, placements, forward), choices.readout_gain, problems)
+    readout = find_readout(Look(model, found, dims, placements, forward, given), choices.readout_gain, problems)
     head = choices.base_head_dim
     queries = () if head is None else query_carriers(model, found, head, problems)
     problems.refuse_if_any()

@@ -66,6 +66,11 @@ def modules(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from modules(value, f"{path}.{key}" if path else str(key))
 
 
+def skeleton(path: str) -> str:
+    """A path with ``*`` for every place in a list."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
 def _children(value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         hidden = is_module(value)
