@@ -45,7 +45,7 @@ def find_readout(look: Look, readout_gain: str | Literal[False] | None, problems
     if tied is None and isinstance(readout_gain, str):
         tied = _declared(look, candidates, heads, problems)
     if tied is None:
-        if readout_gain is None and not heads:
+        if readout_gain is None:
             _nothing_reads_out(look, candidates, problems)
         return Readout("untied head" if heads else "no readout", tuple(leaf.path for leaf in heads))
     return through_gain(look, tied, readout_gain or None, problems)
@@ -99,10 +99,22 @@ def _may_read_out(look: Look, leaf: Leaf) -> bool:
         return False
     if placement is None:  # packed
         return dims[-1].infinite and not dims[0].infinite
-    return placement.kind == "output-like" and not followed(leaf, look.found, look.placements)
+    return placement.kind == "output-like" and (_called_head(leaf) or not _followed(leaf, look.found, look.placements))
 
 
-def followed(leaf: Leaf, found: Sequence[Leaf], placements: Mapping[str, Placement]) -> bool:
+def bottlenecks(heads: Sequence[str], found: Sequence[Leaf], placements: Mapping[str, Placement]) -> tuple[str, ...]:
+    """Which of several heads may be none, because another layer takes up the size that they map to.
+
+    Args:
+        heads: The heads' weights; one alone, or heads by their names, are taken for heads.
+        found: The model's parameters.
+        placements: What each of them is.
+    """
+    leaves = [leaf for leaf in found if leaf.path in heads and not _called_head(leaf)]
+    return tuple(leaf.path for leaf in leaves if len(heads) > 1 and _followed(leaf, found, placements))
+
+
+def _followed(leaf: Leaf, found: Sequence[Leaf], placements: Mapping[str, Placement]) -> bool:
     """Whether another matrix takes up the finite size that ``leaf`` maps to: then it is a bottleneck, and no head."""
     return any(
         other.path != leaf.path

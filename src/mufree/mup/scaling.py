@@ -23,7 +23,7 @@ from .walk import Leaf, leaves
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Scales with what :func:`mufree.mup.init.parametrize` needs besides."""
+    """Scales with what :func:`mufree.mup.init.parametrize` needs besides; ``gains`` start so many times as large."""
 
     scales: Scales
     placements: Mapping[str, Placement]
@@ -111,11 +111,20 @@ def decide(model: Any, base_shapes: BaseShapes, choices: Choices) -> Decided:
     readout = find_readout(Look(model, found, dims, placements, forward, given), choices.readout_gain, problems)
     head = choices.base_head_dim
     queries = () if head is None else query_carriers(model, found, head, problems)
+    for carrier in queries:
+        if carrier.gain and carrier.share != 1 and placements[carrier.path].kind == "scalar-like":
+            problems.add(
+                "base_head_dim",
+                carrier.path,
+                f"has {dims[carrier.path][0].size} entries in the base model too: the head size does not scale, so "
+                "leave base_head_dim off",
+            )
     problems.refuse_if_any()
     if readout.way == "untied head":
         forward |= {path: forward.get(path, 1.0) * forward.get(READOUT, 1.0) for path in readout.heads}
-    gains = dict.fromkeys(readout.gains, readout.share) | {c.path: c.share for c in queries if c.gain}
-    shares = gains | {c.path: c.share for c in queries}
+    shares = dict.fromkeys(readout.gains, readout.share) | {c.path: c.share for c in queries}
+    carriers = {*readout.gains, *(c.path for c in queries if c.gain), *_multiplied_gains(found, forward)}
+    gains = {path: shares.get(path, 1.0) / forward.get(path, 1.0) for path in carriers}
     notes = _notes(readout, queries)
     shifted = _shifted(found, gains)
     scales = {
@@ -160,6 +169,12 @@ def _scale(
 
 def _notes(readout: Readout, queries: tuple[Carrier, ...]) -> dict[str, str]:
     return {c.path: f"carries the attention's {c.share:.4g}" for c in queries} | dict(readout.notes)
+
+
+def _multiplied_gains(found: tuple[Leaf, ...], forward: Mapping[str, float]) -> set[str]:
+    """Norm gains with a forward multiplier: one of the form 1 + w starts over it as a whole."""
+    vectors = (leaf for leaf in found if len(leaf.shape) == 1 and leaf.name != "bias" and leaf.path in forward)
+    return {leaf.path for leaf in vectors if "norm" in type(leaf.owner).__name__.lower()}
 
 
 def _shifted(found: tuple[Leaf, ...], gains: Mapping[str, float]) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from ..errors import Reasons
 from .forward import READOUT
@@ -43,21 +44,11 @@ def through_gain(look: Look, tied: Leaf, pattern: str | None, problems: Reasons)
     share = forward.get(tied.path, 1.0) / placement.m_out / forward.get(READOUT, 1.0)
     if math.isclose(share, 1.0, rel_tol=1e-12):
         own = forward.get(tied.path, 1.0) != 1 or forward.get(READOUT, 1.0) != 1
-        return Readout(
-            "tied head", (tied.path,), notes={tied.path: "tied; the model's own multiplier" if own else "tied"}
-        )
-    gains = named
-    if gains is None:
-        gains = _evident_gains(look, tied, problems)
-    carried = f"carries the head's {share:.4g}"
-    return Readout("tied head", (tied.path,), gains, share, {tied.path: "tied", **dict.fromkeys(gains, carried)})
-
-
-def _evident_gains(look: Look, tied: Leaf, problems: Reasons) -> tuple[str, ...]:
-    """The parameters of the norm that is seen to come last before the head, with nothing unknown after it."""
+        note = "tied; the model's own multiplier" if own else "tied"
+        return Readout("tied head", (tied.path,), notes={tied.path: note})
     code = sources(look.model)
     heads = head_expressions(look.model, code, tied)
-    factor = unknown_factor(heads, look.found) if READOUT not in look.forward else None
+    factor = unknown_factor(heads, look.found) if READOUT not in forward else None
     if factor is not None:
         problems.add(
             "tied_multiplier",
@@ -66,9 +57,15 @@ def _evident_gains(look: Look, tied: Leaf, problems: Reasons) -> tuple[str, ...]
             f"it is relative to the base model: {_SAY} if it is a 1/m, multipliers={{'readout': 1.0}} if it is the "
             "same at every width",
         )
-        return ()
+        return Readout("tied head", (tied.path,))
+    gains = _evident_gains(look, tied, last_before(heads, code), problems) if named is None else named
+    carried = f"carries the head's {share:.4g}"
+    return Readout("tied head", (tied.path,), gains, share, {tied.path: "tied", **dict.fromkeys(gains, carried)})
+
+
+def _evident_gains(look: Look, tied: Leaf, last: Any, problems: Reasons) -> tuple[str, ...]:
+    """The parameters of the norm that comes last before the head: the one in the code, or by the modules' order."""
     gains = _final_gains(look.found, tied)
-    last = last_before(heads, code)
     owner = next((leaf.owner for leaf in look.found if leaf.path in gains), None)
     if not gains:
         why = "no single norm with a gain stands after the repeated layers"
