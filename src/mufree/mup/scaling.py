@@ -18,7 +18,7 @@ from .readout import find_readout, own_readouts
 from .rules import Decay, Family, factors
 from .scales import Scale, Scales
 from .shapes import NOTHING, BaseShapes, Dim
-from .walk import Leaf, leaves
+from .walk import Leaf, leaves, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ def decide(model: Any, base_shapes: BaseShapes, choices: Choices) -> Decided:
     dims = base_shapes.dims(model)
     problems = Reasons()
     _same_array_twice(found, problems)
-    named = match_patterns(choices.overrides, found, "overrides", problems)
+    kinds = match_patterns(choices.overrides, found, "overrides", problems)
     own = {READOUT: choices.multipliers[READOUT]} if READOUT in choices.multipliers else {}
     by_path = {pattern: value for pattern, value in choices.multipliers.items() if pattern != READOUT}
     given = own | match_patterns(by_path, found, "multipliers", problems)
-    placements = _place_all(found, dims, named, problems)
+    placements = _place_all(found, dims, kinds, problems)
     forward = _forward(model, base_shapes, found, given, problems)
     readout = find_readout(Look(model, found, dims, placements, forward, given), choices.readout_gain, problems)
     head = choices.base_head_dim
@@ -190,7 +190,7 @@ def _shifted(found: tuple[Leaf, ...], gains: Mapping[str, float]) -> set[str]:
 def _check_base_shapes(base_shapes: object) -> None:
     if not isinstance(base_shapes, BaseShapes):
         refuse(
-            "base_shapes", "base_shapes", f"{base_shapes!r} are no base shapes: without them nothing can be scaled; "
+            "base_shapes", "base_shapes", f"{named(base_shapes)} is no base shapes, without which nothing scales; "
             "make them with make_base_shapes(base, delta) or BaseShapes.load(path)",
         )  # fmt: skip
 
@@ -228,7 +228,7 @@ def match_patterns(
 def _place_all(
     found: tuple[Leaf, ...],
     dims: Mapping[str, tuple[Dim, ...]],
-    named: Mapping[str, str],
+    kinds: Mapping[str, str],
     problems: Reasons,
 ) -> dict[str, Placement]:
     siblings: dict[int, dict[str, tuple[Dim, ...]]] = {}
@@ -239,11 +239,12 @@ def _place_all(
         mine = Reasons()
         if "int" in str(getattr(leaf.value, "dtype", "")):
             if not leaf.frozen:
+                packed = "uint" in str(leaf.value.dtype) and any("scale" in name for name in siblings[id(leaf.owner)])
                 problems.add(
-                    "packed",
+                    "packed" if packed else "whole_numbers",
                     leaf.path,
-                    f"holds {leaf.value.dtype}, packed weights that no gradient can train; freeze its module, or give "
-                    "an array that is no parameter a name with a leading underscore",
+                    f"holds {leaf.value.dtype}, {'packed weights' if packed else 'whole numbers'} that no gradient can "
+                    "train; freeze its module, or give an array that is no parameter a name with a leading underscore",
                 )
             continue
         placement = place(
@@ -252,7 +253,7 @@ def _place_all(
             classes=leaf.classes,
             name=leaf.name,
             siblings=siblings[id(leaf.owner)],
-            override=named.get(leaf.path),
+            override=kinds.get(leaf.path),
             problems=mine,
         )
         if placement is not None:

@@ -43,7 +43,7 @@ def through_gain(look: Look, tied: Leaf, pattern: str | None, problems: Reasons)
         return Readout("tied head", (tied.path,))
     share = forward.get(tied.path, 1.0) / placement.m_out / forward.get(READOUT, 1.0)
     if math.isclose(share, 1.0, rel_tol=1e-12):
-        own = forward.get(tied.path, 1.0) != 1 or forward.get(READOUT, 1.0) != 1
+        own = forward.get(tied.path, 1.0) != 1 or READOUT in forward
         note = "tied; the model's own multiplier" if own else "tied"
         return Readout("tied head", (tied.path,), notes={tied.path: note})
     code = sources(look.model)

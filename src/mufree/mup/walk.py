@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_SHOWN = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -47,6 +49,14 @@ class Leaf:
 def is_module(value: object) -> bool:
     """Whether ``value`` is an MLX module (of any version, without importing MLX)."""
     return isinstance(value, dict) and hasattr(value, "named_modules")
+
+
+def named(value: object) -> str:
+    """What a message says of a value: only the type of what would fill a page, such as a whole model."""
+    text = repr(value)
+    if is_module(value):
+        return f"a model ({type(value).__name__})"
+    return text if len(text) <= _SHOWN else f"a {type(value).__name__}"
 
 
 def leaves(tree: object) -> tuple[Leaf, ...]:
