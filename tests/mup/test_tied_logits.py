@@ -289,3 +289,28 @@ class Early(nn.Module):
 def test_a_norm_that_is_seen_to_come_last_carries(kind: Any) -> None:
     """Whatever order the modules are defined in, and through what leaves a factor alone."""
     assert scales_of(kind).readout.gains == ("norm.weight",)
+
+
+class Valued(Body):
+    """A tied head and one of its own behind the same norm, in one line each."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.value = nn.Linear(width, 1)
+
+    def __call__(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        h = self.hidden(tokens); return self.embed.as_linear(h), self.value(h)  # noqa: E702  # fmt: skip
+
+
+def test_a_second_head_behind_the_same_norm_is_asked_about() -> None:
+    """Its input would be divided too, though its own start and rate are."""
+    with pytest.raises(Refused, match=r"norm\.weight: would carry .* embed\.weight, and value\.weight may read"):
+        scales_of(Valued)
+    assert scales_of(Valued, readout_gain="norm.weight").readout.share == 1 / 8
+
+    class Apart(Valued):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.head = MuSharedReadout(self.embed, base_dims=BASE)
+
+    assert scales_of(Apart).readout.gains == ()

@@ -178,12 +178,16 @@ def _assigned(source: Source, name: ast.Name) -> ast.expr | None:
     """What was put last in a local before it is read here."""
     earlier = []
     for node in source.nodes():
-        if not isinstance(node, ast.Assign | ast.AugAssign) or node.lineno >= name.lineno:
+        if not isinstance(node, ast.Assign | ast.AugAssign) or _end(node) > (name.lineno, name.col_offset):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(target, ast.Name) and target.id == name.id for target in targets):
             earlier.append(node)
-    return max(earlier, key=lambda node: node.lineno).value if earlier else None
+    return max(earlier, key=_end).value if earlier else None
+
+
+def _end(node: ast.stmt) -> tuple[int, int]:
+    return node.end_lineno or node.lineno, node.end_col_offset or 0
 
 
 def _is_library(source: Source, node: ast.AST) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..errors import Reasons
 from .forward import READOUT
+from .functions import KNOWN_PACKAGES, root
 from .kinds import Placement
 from .look import Look
 from .look import Readout as Readout
@@ -48,7 +49,22 @@ def find_readout(look: Look, readout_gain: str | Literal[False] | None, problems
         if readout_gain is None:
             _nothing_reads_out(look, candidates, problems)
         return Readout("untied head" if heads else "no readout", tuple(leaf.path for leaf in heads))
-    return through_gain(look, tied, readout_gain or None, problems)
+    readout = through_gain(look, tied, readout_gain or None, problems)
+    if readout.gains and readout_gain is None and root(type(look.model)) not in KNOWN_PACKAGES:
+        _shared_norm(look, heads, readout, problems)
+    return readout
+
+
+def _shared_norm(look: Look, heads: Sequence[Leaf], readout: Readout, problems: Reasons) -> None:
+    """A second head behind the same norm would be divided with the tied one, and have its own 1/m besides."""
+    others = [leaf.path for leaf in heads if not _followed(leaf, look.found, look.placements)]
+    if others:
+        problems.add(
+            "readout_gain",
+            readout.gains[0],
+            f"would carry the 1/m of {readout.heads[0]}, and {others[0]} may read it too, which has a 1/m of its own; "
+            f"use MuSharedReadout for the tied head, or give readout_gain={readout.gains[0]!r} if it reads something else",
+        )
 
 
 def _two_heads(look: Look, tied: Leaf, heads: Sequence[Leaf], problems: Reasons) -> None:
