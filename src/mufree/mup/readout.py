@@ -63,7 +63,7 @@ def _shared_norm(look: Look, heads: Sequence[Leaf], readout: Readout, problems: 
             "readout_gain",
             readout.gains[0],
             f"would carry the 1/m of {readout.heads[0]}, and {others[0]} may read it too, which has a 1/m of its own; "
-            f"use MuSharedReadout for the tied head, or give readout_gain={readout.gains[0]!r} if it reads something else",
+            f"use MuSharedReadout for the tied head, or give readout_gain={readout.gains[0]!r} if it reads another",
         )
 
 
