@@ -240,7 +240,15 @@ class Bent(Body):
         return self.embed.as_linear(nn.gelu(self.hidden(tokens)))
 
 
-@pytest.mark.parametrize("kind", [First, Named, Projected, Unseen, Bent])
+class Earlier(Body):
+    """A factor on the head's input, some lines before it."""
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        h = self.hidden(tokens) * self.mult
+        return self.embed.as_linear(h)
+
+
+@pytest.mark.parametrize("kind", [First, Named, Projected, Unseen, Bent, Earlier])
 def test_a_norm_that_is_not_seen_to_come_last_is_asked_about(kind: Any) -> None:
     """Its gain is not a factor of the logits, or may not be."""
     with pytest.raises(Refused, match=r"not evident that \w+ comes last before the head.*readout_gain="):
@@ -265,7 +273,7 @@ class Quiet(Body):
         h = self.embed(tokens)
         for layer in self.layers:
             h = layer(h)
-        h = self.dropout(self.norm(h))
+        h = 2 * self.dropout(self.norm(h))
         return self.embed.as_linear(h[:, -1].astype(mx.float32))
 
     def all(self, tokens: mx.array) -> mx.array:

@@ -69,6 +69,12 @@ class Local(Body):
         return self.hidden(tokens) @ weight.T
 
 
+class LocalProduct(Body):
+    def __call__(self, tokens: mx.array) -> mx.array:
+        weight = self.embed.weight
+        return mx.matmul(self.hidden(tokens), mx.transpose(weight))
+
+
 class GetAttribute(Body):
     def __call__(self, tokens: mx.array) -> mx.array:
         return getattr(self, "embed").as_linear(self.hidden(tokens))  # noqa: B009
@@ -116,7 +122,8 @@ class Decorated(Body):
 
 
 SPELLINGS = (
-    Plain, Super, ByName, Matmul, Einsum, Item, Local, GetAttribute, Property, Helper, HandedOn, Decorated,
+    Plain, Super, ByName, Matmul, Einsum, Item, Local, LocalProduct, GetAttribute, Property, Helper, HandedOn,
+    Decorated,
 )  # fmt: skip
 
 

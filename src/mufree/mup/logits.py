@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .sources import Source, is_call_of_module
@@ -115,24 +116,42 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def last_before(heads: _Heads, found: Sequence[Source]) -> Any:
-    """The module whose output the head reads, ``False`` if that is something else, ``None`` if it cannot be told."""
-    told = [_last(found, source, made_from, _DEPTH) for source, _, made_from in heads if made_from is not None]
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A model's functions, and whether every factor on the logits is declared."""
+
+    found: Sequence[Source]
+    declared: bool
+
+
+def last_before(heads: _Heads, found: Sequence[Source], declared: bool) -> Any:
+    """The module whose output the head reads, ``False`` if that is something else, ``None`` if it cannot be told.
+
+    Args:
+        heads: The head's expressions.
+        found: The model's functions.
+        declared: Whether the factors on the logits are known by the user's word.
+    """
+    code = _Code(found, declared)
+    told = [_last(code, source, made_from, _DEPTH) for source, _, made_from in heads if made_from is not None]
     answers = [answer for answer in told if answer is not None]
     return (answers[0] if all(answer is answers[0] for answer in answers) else False) if answers else None
 
 
-def _last(found: Sequence[Source], source: Source, node: ast.AST, depth: int) -> Any:
+def _last(code: _Code, source: Source, node: ast.AST, depth: int) -> Any:
     if depth == 0:
         return None
-    go = lambda part, where=source: _last(found, where, part, depth - 1)  # noqa: E731
+    go = lambda part, where=source: _last(code, where, part, depth - 1)  # noqa: E731
     if isinstance(node, ast.Name):
         value = _assigned(source, node)
         return None if value is None else go(value)
     if isinstance(node, ast.Subscript):
         return go(node.value)
     if isinstance(node, ast.BinOp) and isinstance(node.op, _FACTOR):
-        return next((answer for part in (node.left, node.right) if (answer := go(part))), False)
+        if code.declared:
+            return next((answer for part in (node.left, node.right) if (answer := go(part))), False)
+        known = [part for part in (node.left, node.right) if _is_known(source, part, set())]
+        return go(node.left if known == [node.right] else node.right) if len(known) == 1 else False
     if not isinstance(node, ast.Call):
         return None if isinstance(node, ast.Attribute) else False
     if isinstance(node.func, ast.Attribute) and node.func.attr in _KEEPS:
@@ -140,8 +159,8 @@ def _last(found: Sequence[Source], source: Source, node: ast.AST, depth: int) ->
         return go(node.func.value) if of_array else go(node.args[0]) if node.args else False
     module = is_call_of_module(source, node)
     if module is not None:
-        return _of_module(found, module, node, go)
-    return _of_function(found, source, node, depth)
+        return _of_module(code.found, module, node, go)
+    return _of_function(code, source, node, depth)
 
 
 def _of_module(found: Sequence[Source], module: Any, node: ast.Call, go: Any) -> Any:
@@ -159,12 +178,12 @@ def _of_module(found: Sequence[Source], module: Any, node: ast.Call, go: Any) ->
     return None if any(path for path, _ in modules(module)) else module
 
 
-def _of_function(found: Sequence[Source], source: Source, node: ast.Call, depth: int) -> Any:
+def _of_function(code: _Code, source: Source, node: ast.Call, depth: int) -> Any:
     """A method or helper of the model's own: what it returns; any other function changes its input."""
-    for other in found:
+    for other in code.found:
         mine = other.owner is None or other.owner is source.owner or source.owner is None
         if other.function.__name__ == _name(node) and mine and other is not source:
-            return _returned(other, lambda part, where: _last(found, where, part, depth - 1))
+            return _returned(other, lambda part, where: _last(code, where, part, depth - 1))
     return False
 
 

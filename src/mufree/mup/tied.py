@@ -58,7 +58,9 @@ def through_gain(look: Look, tied: Leaf, pattern: str | None, problems: Reasons)
             "same at every width",
         )
         return Readout("tied head", (tied.path,))
-    gains = _evident_gains(look, tied, last_before(heads, code), problems) if named is None else named
+    gains = (
+        _evident_gains(look, tied, last_before(heads, code, READOUT in forward), problems) if named is None else named
+    )
     carried = f"carries the head's {share:.4g}"
     return Readout("tied head", (tied.path,), gains, share, {tied.path: "tied", **dict.fromkeys(gains, carried)})
 

@@ -105,7 +105,12 @@ def _turned(steps: Sequence[Instruction], code: CodeType) -> Iterator[tuple[str,
     kept = [n for n, s in enumerate(steps) if not (s.opname in _SUBSCRIPTS and isinstance(steps[n - 1].argval, str))]
     for here, there, after in zip(kept, kept[1:], [*kept[2:], -1], strict=False):
         name, attribute = _last(steps[here]), steps[there].argval
-        if not (isinstance(name, str) and isinstance(attribute, str)):
+        if not isinstance(name, str):
+            continue
+        # A plain local: w = embed.weight, then w.T or matmul(h, w).
+        if name in aliases and (here in products or attribute in _TURNS):
+            yield aliases[name]
+        if not isinstance(attribute, str):
             continue
         pair = ("self" if (name,) == myself else name, attribute)
         following = steps[after]
@@ -113,11 +118,6 @@ def _turned(steps: Sequence[Instruction], code: CodeType) -> Iterator[tuple[str,
             aliases[_first(following)] = pair
         if following.argval in _TURNS or there in products:
             yield pair
-        # A plain local: w = embed.weight, then w.T or matmul(h, w).
-        if name in aliases and attribute in _TURNS:
-            yield aliases[name]
-        if name in aliases and here in products:
-            yield aliases[name]
 
 
 def _first(step: Instruction) -> Any:
