@@ -59,7 +59,12 @@ def query_carriers(model: Any, found: Sequence[Leaf], base_head_dim: int, proble
         weight = by_path.get(f"{prefix}.weight")
         size = head_size(module, weight.shape[0]) if weight is not None else None
         if weight is None or size is None:
-            problems.add("base_head_dim", prefix, "its head size cannot be read; set the scale in the model's own code")
+            problems.add(
+                "base_head_dim",
+                prefix,
+                "its head size cannot be read: its module has no whole number called head_dim, nor a number of heads "
+                f"called {', '.join(HEADS)} that divides its rows; set one, or the scale in the model's own code",
+            )
             continue
         share = math.sqrt(base_head_dim / size)
         norm = next((name for name in QUERY_NORMS if name in module), None)

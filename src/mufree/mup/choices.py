@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import Reasons
 from .rules import DECAYS, FAMILIES, Decay, Family, is_multiplier
@@ -23,7 +23,7 @@ class Choices:
     scale_eps: bool = True
     overrides: Mapping[str, str] = field(default_factory=dict)
     multipliers: Mapping[str, float] = field(default_factory=dict)
-    readout_gain: str | None = None
+    readout_gain: str | Literal[False] | None = None
     base_head_dim: int | None = None
 
     def __post_init__(self) -> None:
@@ -40,8 +40,8 @@ class Choices:
         for pattern, value in _patterns("multipliers", self.multipliers, problems):
             if not is_multiplier(value):
                 problems.add("out_of_range", f"multipliers[{pattern!r}]", f"{value!r}; give a finite number above 0")
-        if not _is_a(self.readout_gain, str | None):
-            problems.add("readout_gain", "readout_gain", f"{self.readout_gain!r} is no path pattern")
+        if self.readout_gain is not False and not _is_a(self.readout_gain, str | None):
+            problems.add("readout_gain", "readout_gain", f"{self.readout_gain!r} is no path pattern, and not False")
         size = self.base_head_dim
         if size is not None and not (_is_a(size, int) and size >= 1):
             problems.add("out_of_range", "base_head_dim", f"{size!r} is no size; give a whole number above 0")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 
 from ..errors import Reasons
-from .walk import Leaf
+from .walk import Leaf, modules
 
 _FRESH = (1.0, 2.0)
 
@@ -13,9 +15,10 @@ _FRESH = (1.0, 2.0)
 def gain_offset(leaf: Leaf) -> float:
     """What a norm adds to its gain before it multiplies: 0 for most, 1 for Gemma's; found by calling it.
 
-    y = (offset + gain)·x̂ + bias, and x̂ changes its sign with x.
+    y = (offset + gain)·x̂ + bias, and x̂ changes its sign with x. A gain that its module's own code multiplies with, as
+    in a model that calls ``mx.fast.rms_norm``, and one in a module that cannot be called so, has none.
     """
-    if leaf.name == "bias":
+    if leaf.name == "bias" or "." in leaf.name or sum(1 for _ in modules(leaf.owner)) > 1:
         return 0.0
     gain = leaf.value
     probe = mx.arange(1, gain.size + 1).astype(mx.float32)[None]
@@ -24,9 +27,12 @@ def gain_offset(leaf: Leaf) -> float:
         zero, negative = (leaf.owner(sign * probe)[0, -1].item() for sign in (1, -1))
         setattr(leaf.owner, leaf.name, mx.ones(gain.shape))
         one = leaf.owner(probe)[0, -1].item()
+        offset = (zero - negative) / 2 / (one - zero)
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError, ZeroDivisionError):
+        return 0.0
     finally:
         setattr(leaf.owner, leaf.name, gain)
-    return float(round((zero - negative) / 2 / (one - zero), 3))
+    return float(round(offset, 3)) if math.isfinite(offset) else 0.0
 
 
 def carried(leaf: Leaf, share: float, problems: Reasons) -> mx.array:

@@ -20,6 +20,7 @@ from .choices import Choices
 from .gains import carried, is_constant
 from .kinds import Placement
 from .queries import Zeroing, zeroed_queries
+from .readout import bottlenecks
 from .scales import Scales
 from .scaling import Decided, decide, match_patterns
 from .shapes import BaseShapes
@@ -37,7 +38,7 @@ def parametrize(
     model: Any,
     base_shapes: BaseShapes,
     *,
-    init: str | Mapping[str, float] = "mlx",
+    init: str | Mapping[str, float | str] = "mlx",
     zero_readout: bool | str = False,
     zero_query: bool = False,
     **as_mup_scales: Any,
@@ -49,10 +50,12 @@ def parametrize(
         base_shapes: From :func:`make_base_shapes` or a ``.bsh`` file.
         init: Whose initialisation the weights have. ``"mlx"``: MLX's own, which is checked; ``{pattern: base std}``:
             those are drawn anew from N(0, (std × the rule's factor)²), the others are MLX's. A pattern that matches
-            matrices and vectors draws the matrices, so that ``*.weight`` leaves norm gains alone; ``"keep"``: the
-            weights stay as they are, as for a trained model.
+            matrices and vectors draws the matrices, so that ``*.weight`` leaves norm gains alone; where patterns
+            overlap the last one wins (unlike ``groups`` of an optimizer, where the first does); ``{pattern: "keep"}``
+            leaves those as they are; ``"keep"``: all weights stay as they are, as for a trained model.
         zero_readout: Start an untied head at zero; a pattern says which tensors, where several map to a finite size.
-        zero_query: Start the attention's queries at zero.
+        zero_query: Start the attention's queries at zero; of a fused projection the first part, a third where its rows
+            are three times its columns: its rows have to be [queries; keys; values].
         **as_mup_scales: ``family``, ``weight_decay``, ``scale_eps``, ``overrides``, ``multipliers``, ``readout_gain``
             and ``base_head_dim``, all as :func:`mup_scales` takes them.
 
@@ -85,7 +88,7 @@ def parametrize(
 
 
 def _start(
-    model: Any, decided: Decided, init: str | Mapping[str, float], zero_readout: bool | str, zero_query: bool
+    model: Any, decided: Decided, init: str | Mapping[str, float | str], zero_readout: bool | str, zero_query: bool
 ) -> None:
     """Change the weights, or none of them if anything is to be refused."""
     problems = Reasons()
@@ -118,30 +121,41 @@ def _put(leaf: Leaf, value: mx.array) -> None:
             holder = holder[place]
 
 
-def _given_stds(init: object, decided: Decided, problems: Reasons) -> dict[str, float]:
+def _given_stds(init: object, decided: Decided, problems: Reasons) -> dict[str, float | None]:
+    """The base std of what is drawn anew, ``None`` for what stays as it is."""
     if not isinstance(init, Mapping):
         if init != "mlx":
             problems.add("init", "init", f"{init!r} is none of 'mlx', 'keep' and {{pattern: base std}}")
         return {}
     match_patterns(init, decided.found, "init", problems)
-    stds: dict[str, float] = {}
-    for pattern, std in init.items():
-        if not isinstance(std, int | float) or isinstance(std, bool) or not 0 <= std < math.inf:
-            problems.add("init", f"init[{pattern!r}]", f"{std!r} is no std; give a finite number ≥ 0")
+    stds: dict[str, float | None] = {}
+    taken: set[str] = set()
+    for pattern, std in reversed(tuple(init.items())):
+        keeps = std == "keep"
+        if not keeps and (not isinstance(std, int | float) or isinstance(std, bool) or not 0 <= std < math.inf):
+            problems.add("init", f"init[{pattern!r}]", f"{std!r} is no std; give a finite number ≥ 0, or 'keep'")
         elif decided.gains.get(pattern, 1.0) != 1.0:
             problems.add("init", f"init[{pattern!r}]", "carries a multiplier, and starts with it; leave it out")
-        for path in _drawn(pattern, decided.found):
-            stds[path] = std
+        mine = _drawn(pattern, decided.found, vectors=keeps)
+        if mine and mine <= taken:
+            problems.add(
+                "no_effect",
+                f"init[{pattern!r}]",
+                "has no effect, since later patterns take all that it matches and the last one wins; put it after them",
+            )
+        stds |= dict.fromkeys(mine - taken, None if keeps else std)
+        taken |= mine
     return stds
 
 
-def _drawn(pattern: str, found: tuple[Leaf, ...]) -> set[str]:
+def _drawn(pattern: str, found: tuple[Leaf, ...], *, vectors: bool) -> set[str]:
     """What a pattern draws: what it names outright, else matrices, else, as with ``*.bias``, vectors."""
     ranks = {leaf.path: len(leaf.shape) for leaf in found if fnmatchcase(leaf.path, pattern)}
-    return {path for path, rank in ranks.items() if path == pattern or rank > 1 or max(ranks.values()) <= 1}
+    only = vectors or max(ranks.values(), default=0) <= 1
+    return {path for path, rank in ranks.items() if path == pattern or rank > 1 or only}
 
 
-def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> dict[str, mx.array]:
+def _scaled(decided: Decided, stds: Mapping[str, float | None], problems: Reasons) -> dict[str, mx.array]:
     changed = {}
     for leaf in decided.found:
         placement = decided.placements.get(leaf.path)
@@ -149,25 +163,38 @@ def _scaled(decided: Decided, stds: Mapping[str, float], problems: Reasons) -> d
             continue
         scale = decided.scales[leaf.path]
         if leaf.path in stds and decided.gains.get(leaf.path, 1.0) == 1.0:
-            std = stds[leaf.path] * scale.init
-            changed[leaf.path] = mx.random.normal(leaf.value.shape, leaf.value.dtype, scale=std)
+            std = stds[leaf.path]
+            if std is not None:
+                changed[leaf.path] = mx.random.normal(leaf.value.shape, leaf.value.dtype, scale=std * scale.init)
             continue
         if leaf.path in decided.gains:
-            value = carried(leaf, decided.gains[leaf.path], problems)
+            value = carried(leaf, scale.init, problems)
         else:
             _check_fresh(leaf, placement, problems)
             factor = scale.init / placement.start.shrunk
             value = leaf.value if math.isclose(factor, 1.0, rel_tol=1e-12) else leaf.value * factor
-            if value is not leaf.value and placement.start.law == "unknown" and not is_constant(leaf.value):
-                problems.add(
-                    "unknown_start",
-                    leaf.path,
-                    f"has to start {scale.init:.4g} times as wide as in the base model, and how its start depends "
-                    f"on width is not known; give init={{{leaf.path!r}: base std}}, or init='keep' and do it yourself",
-                )
+            _check_known(leaf, placement, scale.init, value is not leaf.value, problems)
         if value is not leaf.value:
             changed[leaf.path] = value
     return changed
+
+
+def _check_known(leaf: Leaf, placement: Placement, factor: float, changes: bool, problems: Reasons) -> None:
+    """Whether it is known how a start depends on width: of a constant, and of layers whose initialiser is known."""
+    own = bool(leaf.classes) and leaf.classes[0].split(":")[0] not in ("mlx", "mlx_lm") and not leaf.frozen
+    scales = (placement.m_in, placement.m_out) != (1.0, 1.0)
+    if placement.start.law != "unknown" or not (changes or (own and scales)) or is_constant(leaf.value):
+        return
+    wanted = "as wide as" if factor == 1 else f"{factor:.4g} times as wide as"
+    vector = ""
+    if len(leaf.shape) == 1 and placement.kind == "input-like":
+        vector = f"; if it maps the width to one number, it is a readout: overrides={{{leaf.path!r}: 'output-like'}}"
+    problems.add(
+        "unknown_start",
+        leaf.path,
+        f"has to start {wanted} in the base model, and how its start depends on width is not known; give "
+        f"init={{{leaf.path!r}: base std}}, or {{{leaf.path!r}: 'keep'}} if it starts so by itself{vector}",
+    )
 
 
 def _check_fresh(leaf: Leaf, placement: Placement, problems: Reasons) -> None:
@@ -205,6 +232,15 @@ def _zeroed_heads(decided: Decided, wanted: object, problems: Reasons) -> dict[s
         paths = tuple(match_patterns({wanted: True}, decided.found, "zero_readout", problems))
     elif readout.way == "untied head":
         paths = readout.heads
+        unclear = bottlenecks(paths, decided.found, decided.placements)
+        if unclear:
+            problems.add(
+                "zero_readout",
+                ", ".join(unclear),
+                "may be a bottleneck, since another layer takes up the size that it maps to, so not all of "
+                f"{', '.join(paths)} need be heads; name what is to start at zero by a pattern: zero_readout='head.*'",
+            )
+            return {}
     else:
         why = "is the embedding too and cannot start at zero" if readout.way == "tied head" else "was not found"
         where = ", ".join(readout.heads) or "zero_readout"

@@ -136,7 +136,7 @@ def _by_axes(path: str, dims: tuple[Dim, ...], classes: tuple[str, ...], problem
             "unknown_module",
             path,
             f"{classes[0].split(':')[1]} is no layer whose axes are known, and its axes {widths} scale; say what it is "
-            f"with overrides={{{path!r}: 'hidden'}} (or {_allowed()}), or with letters such as 'oi' (fan-out, fan-in)",
+            f"{_remedy(path, dims)}",
         )
         return None
     if len(widths) > _MATRIX_WIDTHS:
@@ -170,6 +170,16 @@ def _overridden(path: str, dims: tuple[Dim, ...], override: str, start: Start, p
     m_in = widths[-1] if kind in ("hidden", "output-like") else 1.0
     m_out = widths[0] if kind in ("hidden", "input-like") else 1.0
     return Placement(kind, m_in, m_out, start)
+
+
+def _remedy(path: str, dims: tuple[Dim, ...]) -> str:
+    """The overrides that the axes allow."""
+    widths, letters = sum(dim.infinite for dim in dims), "letters such as 'oi' (fan-out, fan-in)"
+    if widths == _MATRIX_WIDTHS:
+        return f"with overrides={{{path!r}: 'hidden'}}, or with {letters}"
+    if widths == 1:
+        return f"with overrides={{{path!r}: 'input-like'}} (or 'output-like', if the width is its fan-in)"
+    return f"with {letters}"
 
 
 def _allowed() -> str:

@@ -7,90 +7,140 @@ the 1/m belongs to its use as a head, logits = (h · Wᵀ)·A_embedding/m.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from dis import get_instructions
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from types import CodeType
 from typing import Any, Literal
 
 from ..errors import Reasons
 from .forward import READOUT
+from .functions import KNOWN_PACKAGES, root
 from .kinds import Placement
+from .look import Look
+from .look import Readout as Readout
 from .shapes import BaseShapes
-from .walk import Leaf, modules
+from .tied import through_gain
+from .tying import tables, tied_by_code
+from .walk import Leaf, modules, skeleton
 
-Way = Literal["untied head", "tied head", "no readout", "frozen head"]
 # Output-like by their axes, yet no readout: routers, fixed key/value heads, low-rank down-projections, adapters.
 _NOT_HEADS = (
     "*gate*", "*router*", "k_proj", "v_proj", "key_proj", "value_proj", "wk", "wv", "q_a_proj", "kv_a_proj*",
     "lora_*", "*x_proj*",
 )  # fmt: skip
 _HEADS = ("lm_head", "head", "embed_out", "output", "readout", "classifier", "score")
-_GAINS = ("weight", "bias", "scale", "gain")
 
 
-@dataclass(frozen=True, slots=True)
-class Readout:
-    """Where the head is and how it gets its 1/m.
-
-    Args:
-        way: Which of the three ways, in words for the table.
-        heads: The output-like weights that give the logits; the tied embedding if there is one.
-        gains: The final norm's parameters that carry what is missing of the 1/m.
-        share: The factor those carry, 1 if none.
-    """
-
-    way: Way
-    heads: tuple[str, ...] = ()
-    gains: tuple[str, ...] = ()
-    share: float = 1.0
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-
-def find_readout(
-    model: Any,
-    found: Sequence[Leaf],
-    placements: Mapping[str, Placement],
-    forward: Mapping[str, float],
-    readout_gain: str | None,
-    problems: Reasons,
-) -> Readout:
+def find_readout(look: Look, readout_gain: str | Literal[False] | None, problems: Reasons) -> Readout:
     """Find the head, and for a tied one the norm gain that has to carry its 1/m.
 
     Args:
-        model: The model.
-        found: Its parameters.
-        placements: What each of them is.
-        forward: Forward multipliers relative to the base model: by path, and ``readout`` for the logits.
-        readout_gain: Pattern of the final norm's parameters, where they cannot be found.
+        look: The model and what is known of it.
+        readout_gain: Pattern of the final norm's parameters, where they cannot be found; ``False`` if nothing is tied.
         problems: Collects what stands in the way.
     """
-    heads = _untied(found, placements)
-    tied = _tied(model, found, heads)
+    heads = _untied(look.found, look.placements)
+    candidates = tables(look.found, look.dims, look.placements)
+    tied, doubtful = (None, False) if readout_gain is False else _tied(look, candidates, heads)
+    if tied is not None and doubtful and heads and readout_gain is None:
+        _two_heads(look, tied, heads, problems)
+    if tied is None and isinstance(readout_gain, str):
+        tied = _declared(look, candidates, heads, problems)
     if tied is None:
-        if readout_gain is not None:
-            problems.add("readout_gain", "readout_gain", "is for a tied head, and none is tied here; leave it off")
+        if readout_gain is None:
+            _nothing_reads_out(look, candidates, problems)
         return Readout("untied head" if heads else "no readout", tuple(leaf.path for leaf in heads))
-    named = _named_gains(found, tied, readout_gain, problems)
-    placement = placements.get(tied.path)
-    if placement is None or placement.kind != "input-like":
-        return Readout("tied head", (tied.path,))
-    share = forward.get(tied.path, 1.0) / placement.m_out / forward.get(READOUT, 1.0)
-    if math.isclose(share, 1.0, rel_tol=1e-12):
-        return Readout("tied head", (tied.path,), notes={tied.path: "tied; the model's own multiplier"})
-    gains = _final_gains(found, tied) if named is None else named
-    if not gains and readout_gain is None:
+    readout = through_gain(look, tied, readout_gain or None, problems)
+    if readout.gains and readout_gain is None and root(type(look.model)) not in KNOWN_PACKAGES:
+        _shared_norm(look, heads, readout, problems)
+    return readout
+
+
+def _shared_norm(look: Look, heads: Sequence[Leaf], readout: Readout, problems: Reasons) -> None:
+    """A second head behind the same norm would be divided with the tied one, and have its own 1/m besides."""
+    others = [leaf.path for leaf in heads if not _followed(leaf, look.found, look.placements)]
+    if others:
+        problems.add(
+            "readout_gain",
+            readout.gains[0],
+            f"would carry the 1/m of {readout.heads[0]}, and {others[0]} may read it too, which has a 1/m of its own; "
+            f"use MuSharedReadout for the tied head, or give readout_gain={readout.gains[0]!r} if it reads another",
+        )
+
+
+def _two_heads(look: Look, tied: Leaf, heads: Sequence[Leaf], problems: Reasons) -> None:
+    placement = look.placements.get(tied.path)
+    if placement is not None and placement.m_out != 1:
         problems.add(
             "readout_gain",
             tied.path,
-            "is embedding and head at once, so the gain of the norm before the head has to carry the 1/m, and no "
-            "single norm with a gain stands after the repeated layers; name its parameters with readout_gain='path.*', "
-            "give the model a multiplier of its own, or untie the head",
+            f"is multiplied with in the model's code, and {heads[0].path} reads out too: is it a second head, tied "
+            "(then name the parameters of the norm before it: readout_gain='path.*'), or none, such as relative "
+            "positions (then readout_gain=False)?",
         )
-    carried = f"carries the head's {share:.4g}"
-    return Readout("tied head", (tied.path,), gains, share, {tied.path: "tied", **dict.fromkeys(gains, carried)})
+
+
+def _declared(look: Look, candidates: Sequence[Leaf], heads: Sequence[Leaf], problems: Reasons) -> Leaf | None:
+    """The embedding that is the head because ``readout_gain`` says that one is."""
+    sizes = _sizes_of(look.found, heads)
+    possible = [leaf for leaf in candidates if leaf.shape[0] not in sizes]
+    if not possible:
+        problems.add(
+            "readout_gain",
+            "readout_gain",
+            "is for a tied head, and none is tied here: "
+            + (f"the head is {', '.join(leaf.path for leaf in heads)}" if heads else "there is no embedding")
+            + "; leave it off",
+        )
+    return possible[0] if possible else None
+
+
+def _nothing_reads_out(look: Look, candidates: Sequence[Leaf], problems: Reasons) -> None:
+    """A network that embeds and has no head may well have one where it cannot be seen."""
+    scaled = [leaf for leaf in candidates if look.placements[leaf.path].m_out != 1]
+    if not scaled or any(_may_read_out(look, leaf) for leaf in look.found):
+        return
+    problems.add(
+        "no_readout",
+        scaled[0].path,
+        "is an embedding, and nothing is found that reads out from the width. If it is the head too (in the loss, a "
+        "helper, or by code that is not followed), name the parameters of the norm before the head: "
+        "readout_gain='path.*'; if the hidden states are the output, say readout_gain=False",
+    )
+
+
+def _may_read_out(look: Look, leaf: Leaf) -> bool:
+    """Whether a weight maps the width to a finite size that nothing takes up again: one of several heads."""
+    dims, placement = look.dims[leaf.path], look.placements.get(leaf.path)
+    if leaf.owner is None or len(dims) < 2 or _by_name_no_head(leaf):
+        return False
+    if placement is None:  # packed
+        return dims[-1].infinite and not dims[0].infinite
+    return placement.kind == "output-like" and (_called_head(leaf) or not _followed(leaf, look.found, look.placements))
+
+
+def bottlenecks(heads: Sequence[str], found: Sequence[Leaf], placements: Mapping[str, Placement]) -> tuple[str, ...]:
+    """Which of several heads may be none, because another layer takes up the size that they map to.
+
+    Args:
+        heads: The heads' weights; one alone, or heads by their names, are taken for heads.
+        found: The model's parameters.
+        placements: What each of them is.
+    """
+    leaves = [leaf for leaf in found if leaf.path in heads and not _called_head(leaf)]
+    return tuple(leaf.path for leaf in leaves if len(heads) > 1 and _followed(leaf, found, placements))
+
+
+def _followed(leaf: Leaf, found: Sequence[Leaf], placements: Mapping[str, Placement]) -> bool:
+    """Whether another matrix takes up the finite size that ``leaf`` maps to: then it is a bottleneck, and no head."""
+    return any(
+        other.path != leaf.path
+        and other.path in placements
+        and placements[other.path].kind in ("input-like", "scalar-like")
+        and len(other.shape) > 1
+        and not hasattr(other.owner, "as_linear")
+        and other.shape[-1] == leaf.shape[0]
+        for other in found
+    )
 
 
 def own_readouts(model: Any, base_shapes: BaseShapes, found: Sequence[Leaf], problems: Reasons) -> dict[str, float]:
@@ -120,87 +170,40 @@ def _untied(found: Sequence[Leaf], placements: Mapping[str, Placement]) -> list[
         and placements[leaf.path].kind == "output-like"
         and leaf.owner is not None
         and len(leaf.shape) > 1
-        and not any(fnmatchcase(part, pattern) for part in leaf.path.lower().split(".") for pattern in _NOT_HEADS)
+        and not _by_name_no_head(leaf)
     ]
     called = [leaf for leaf in candidates if _called_head(leaf)]
     if called:
         return called
-    skeletons = [_skeleton(leaf.path) for leaf in candidates]
+    skeletons = [skeleton(leaf.path) for leaf in candidates]
     return [leaf for leaf, skeleton in zip(candidates, skeletons, strict=True) if skeletons.count(skeleton) == 1]
+
+
+def _by_name_no_head(leaf: Leaf) -> bool:
+    return any(fnmatchcase(part, pattern) for part in leaf.path.lower().split(".") for pattern in _NOT_HEADS)
 
 
 def _called_head(leaf: Leaf) -> bool:
     return not hasattr(leaf.owner, "as_linear") and bool(set(leaf.path.split(".")[-2:]) & set(_HEADS))
 
 
-def _tied(model: Any, found: Sequence[Leaf], heads: Sequence[Leaf]) -> Leaf | None:
-    """The embedding whose weight gives the logits too.
+def _tied(look: Look, candidates: Sequence[Leaf], heads: Sequence[Leaf]) -> tuple[Leaf | None, bool]:
+    """The embedding whose weight gives the logits too, by a MuSharedReadout or by the model's code.
 
-    Its module's name and ``as_linear`` stand in one function, or its ``weight`` is transposed.
+    And whether that is known by a product with its weight alone.
     """
-    shared = [module.shared for _, module in modules(model) if hasattr(module, "shared")]
-    for leaf in found:
+    shared = [module.shared for _, module in modules(look.model) if hasattr(module, "shared")]
+    for leaf in look.found:
         if any(leaf.owner is embedding for embedding in shared) and leaf.name == "weight":
-            return leaf
-    classes = dict.fromkeys(type(module) for _, module in modules(model))
-    named = [names for kind in classes for names in _names_of_tied(kind)]
-    # A packed head has no kind, and is one by its name.
-    sizes = {
-        leaf.shape[0]
-        for leaf in found
-        if any(leaf is head for head in heads) or (len(leaf.shape) > 1 and _called_head(leaf))
-    }
-    for leaf in found:
-        parts = leaf.path.split(".")
-        if not hasattr(leaf.owner, "as_linear") or leaf.shape[0] in sizes:
-            continue
-        if any(part in names for names in named for part in parts[:-1]):
-            return leaf
-    return None
+            return leaf, False
+    sizes = _sizes_of(look.found, heads)
+    possible = {leaf.path for leaf in candidates}
+    # A packed embedding has no kind.
+    possible |= {leaf.path for leaf in look.found if hasattr(leaf.owner, "as_linear") and leaf.name == "weight"}
+    return tied_by_code(look.model, [lf for lf in look.found if lf.path in possible and lf.shape[0] not in sizes])
 
 
-def _names_of_tied(kind: type) -> list[frozenset[str]]:
-    if hasattr(kind, "as_linear"):
-        return []
-    own = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-    codes = [code for value in own.values() if (code := getattr(value, "__code__", None))]
-    beside = [frozenset(code.co_names) for code in codes if "as_linear" in code.co_names]
-    return [*beside, frozenset(name for code in codes for name in _transposed(code))]
-
-
-def _transposed(code: CodeType) -> Iterator[str]:
-    """Every ``name`` of an expression ``….name.weight.T``: any other may be a look-up, or a question of dtype."""
-    steps = [step.argval for step in get_instructions(code)]
-    for name, weight, turned in zip(steps, steps[1:], steps[2:], strict=False):
-        if weight == "weight" and turned in ("T", "transpose", "swapaxes"):
-            yield str(name)
-
-
-def _named_gains(found: Sequence[Leaf], tied: Leaf, pattern: str | None, problems: Reasons) -> tuple[str, ...] | None:
-    if pattern is None:
-        return None
-    named = [leaf for leaf in found if fnmatchcase(leaf.path, pattern)]
-    if not named:
-        problems.add("no_match", "readout_gain", f"{pattern!r} matches no parameter; give the final norm's")
-    for leaf in named:
-        if leaf.shape != (tied.shape[-1],):
-            problems.add("readout_gain", leaf.path, f"has shape {leaf.shape}; a final norm's is ({tied.shape[-1]},)")
-    return tuple(leaf.path for leaf in named)
-
-
-def _final_gains(found: Sequence[Leaf], tied: Leaf) -> tuple[str, ...]:
-    repeated = [index for index, leaf in enumerate(found) if leaf.path != _skeleton(leaf.path)]
-    after = found[max(repeated, default=-1) + 1 :]
-    size = tied.shape[-1]
-    norms = [
-        leaf
-        for leaf in after
-        if "norm" in type(leaf.owner).__name__.lower() and leaf.name in _GAINS and leaf.shape == (size,)
-    ]
-    if len({id(leaf.owner) for leaf in norms}) != 1:
-        return ()
-    return tuple(leaf.path for leaf in norms)
-
-
-def _skeleton(path: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+def _sizes_of(found: Sequence[Leaf], heads: Sequence[Leaf]) -> set[int]:
+    """How many logits the untied heads give; a packed head has no kind, and is one by its name."""
+    known = {leaf.path for leaf in heads}
+    return {leaf.shape[0] for leaf in found if leaf.path in known or (len(leaf.shape) > 1 and _called_head(leaf))}

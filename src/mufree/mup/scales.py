@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .readout import Readout
+from .look import Readout
 from .rules import Family, Kind
 from .shapes import Dim
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import Reasons, refuse
 from .attention import Carrier, query_carriers
@@ -13,16 +13,17 @@ from .choices import Choices
 from .forward import READOUT, forward_multipliers
 from .kinds import Placement, place
 from .layouts import experimental
-from .readout import Readout, find_readout, own_readouts
+from .look import Look, Readout
+from .readout import find_readout, own_readouts
 from .rules import Decay, Family, factors
 from .scales import Scale, Scales
 from .shapes import NOTHING, BaseShapes, Dim
-from .walk import Leaf, leaves
+from .walk import Leaf, leaves, named
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """Scales with what :func:`mufree.mup.init.parametrize` needs besides."""
+    """Scales with what :func:`mufree.mup.init.parametrize` needs besides; ``gains`` start so many times as large."""
 
     scales: Scales
     placements: Mapping[str, Placement]
@@ -39,7 +40,7 @@ def mup_scales(
     scale_eps: bool = True,
     overrides: Mapping[str, str] = NOTHING,
     multipliers: Mapping[str, float] = NOTHING,
-    readout_gain: str | None = None,
+    readout_gain: str | Literal[False] | None = None,
     base_head_dim: int | None = None,
 ) -> Scales:
     """Work out every parameter's multipliers. The model is only looked at; nothing is evaluated.
@@ -53,8 +54,11 @@ def mup_scales(
         scale_eps: Whether eps follows the size of the gradients; microsoft/mup's does not.
         overrides: Path pattern to kind (``"hidden"``, …) or to axis letters (``"oi"``: fan-out, fan-in).
         multipliers: Path pattern to a forward multiplier, relative to the base model, that the model's own code
-            applies to this parameter and that is not found by itself.
-        readout_gain: Path pattern of the final norm's parameters, where a tied model's norm cannot be found.
+            applies to this parameter and that is not found by itself; ``"readout"`` for one on the logits:
+            ``{"readout": base width / width}`` where the code divides them by the width.
+        readout_gain: Path pattern of the parameters of the norm before the head, where a tied model's norm or its
+            head itself cannot be found (a head in the loss, say): it declares that an embedding is the head too.
+            ``False``: none is, and a model without a readout gives hidden states.
         base_head_dim: The base model's head size, where the head size is a width and the model's own code divides by
             its root: the query projection, or the gain of the norm after it, then carries the rest of 1/d.
 
@@ -63,7 +67,8 @@ def mup_scales(
 
     Raises:
         ShapeMismatch: The model and the base shapes have other paths or finite sizes.
-        Refused: A parameter's kind cannot be decided, or a pattern matches nothing.
+        Refused: A parameter's kind cannot be decided, a pattern matches nothing, or a model with an embedding has
+            no readout that can be found.
 
     Example:
         >>> from mufree import make_base_shapes
@@ -97,18 +102,29 @@ def decide(model: Any, base_shapes: BaseShapes, choices: Choices) -> Decided:
     dims = base_shapes.dims(model)
     problems = Reasons()
     _same_array_twice(found, problems)
-    named = match_patterns(choices.overrides, found, "overrides", problems)
-    given = match_patterns(choices.multipliers, found, "multipliers", problems)
-    placements = _place_all(found, dims, named, problems)
+    kinds = match_patterns(choices.overrides, found, "overrides", problems)
+    own = {READOUT: choices.multipliers[READOUT]} if READOUT in choices.multipliers else {}
+    by_path = {pattern: value for pattern, value in choices.multipliers.items() if pattern != READOUT}
+    given = own | match_patterns(by_path, found, "multipliers", problems)
+    placements = _place_all(found, dims, kinds, problems)
     forward = _forward(model, base_shapes, found, given, problems)
-    readout = find_readout(model, found, placements, forward, choices.readout_gain, problems)
+    readout = find_readout(Look(model, found, dims, placements, forward, given), choices.readout_gain, problems)
     head = choices.base_head_dim
     queries = () if head is None else query_carriers(model, found, head, problems)
+    for carrier in queries:
+        if carrier.gain and carrier.share != 1 and placements[carrier.path].kind == "scalar-like":
+            problems.add(
+                "base_head_dim",
+                carrier.path,
+                f"has {dims[carrier.path][0].size} entries in the base model too: the head size does not scale, so "
+                "leave base_head_dim off",
+            )
     problems.refuse_if_any()
     if readout.way == "untied head":
         forward |= {path: forward.get(path, 1.0) * forward.get(READOUT, 1.0) for path in readout.heads}
-    gains = dict.fromkeys(readout.gains, readout.share) | {c.path: c.share for c in queries if c.gain}
-    shares = gains | {c.path: c.share for c in queries}
+    shares = dict.fromkeys(readout.gains, readout.share) | {c.path: c.share for c in queries}
+    carriers = {*readout.gains, *(c.path for c in queries if c.gain), *_multiplied_gains(found, forward)}
+    gains = {path: shares.get(path, 1.0) / forward.get(path, 1.0) for path in carriers}
     notes = _notes(readout, queries)
     shifted = _shifted(found, gains)
     scales = {
@@ -155,6 +171,12 @@ def _notes(readout: Readout, queries: tuple[Carrier, ...]) -> dict[str, str]:
     return {c.path: f"carries the attention's {c.share:.4g}" for c in queries} | dict(readout.notes)
 
 
+def _multiplied_gains(found: tuple[Leaf, ...], forward: Mapping[str, float]) -> set[str]:
+    """Norm gains with a forward multiplier: one of the form 1 + w starts over it as a whole."""
+    vectors = (leaf for leaf in found if len(leaf.shape) == 1 and leaf.name != "bias" and leaf.path in forward)
+    return {leaf.path for leaf in vectors if "norm" in type(leaf.owner).__name__.lower()}
+
+
 def _shifted(found: tuple[Leaf, ...], gains: Mapping[str, float]) -> set[str]:
     """Gains of the form 1 + w that carry something: decay pulls w to 0, which is no longer where it started."""
     carriers = [leaf for leaf in found if gains.get(leaf.path, 1.0) != 1.0]
@@ -168,7 +190,7 @@ def _shifted(found: tuple[Leaf, ...], gains: Mapping[str, float]) -> set[str]:
 def _check_base_shapes(base_shapes: object) -> None:
     if not isinstance(base_shapes, BaseShapes):
         refuse(
-            "base_shapes", "base_shapes", f"{base_shapes!r} are no base shapes: without them nothing can be scaled; "
+            "base_shapes", "base_shapes", f"{named(base_shapes)} is no base shapes, without which nothing scales; "
             "make them with make_base_shapes(base, delta) or BaseShapes.load(path)",
         )  # fmt: skip
 
@@ -206,7 +228,7 @@ def match_patterns(
 def _place_all(
     found: tuple[Leaf, ...],
     dims: Mapping[str, tuple[Dim, ...]],
-    named: Mapping[str, str],
+    kinds: Mapping[str, str],
     problems: Reasons,
 ) -> dict[str, Placement]:
     siblings: dict[int, dict[str, tuple[Dim, ...]]] = {}
@@ -217,11 +239,12 @@ def _place_all(
         mine = Reasons()
         if "int" in str(getattr(leaf.value, "dtype", "")):
             if not leaf.frozen:
+                packed = "uint" in str(leaf.value.dtype) and any("scale" in name for name in siblings[id(leaf.owner)])
                 problems.add(
-                    "packed",
+                    "packed" if packed else "whole_numbers",
                     leaf.path,
-                    f"holds {leaf.value.dtype}, packed weights that no gradient can train; freeze its module, or give "
-                    "an array that is no parameter a name with a leading underscore",
+                    f"holds {leaf.value.dtype}, {'packed weights' if packed else 'whole numbers'} that no gradient can "
+                    "train; freeze its module, or give an array that is no parameter a name with a leading underscore",
                 )
             continue
         placement = place(
@@ -230,7 +253,7 @@ def _place_all(
             classes=leaf.classes,
             name=leaf.name,
             siblings=siblings[id(leaf.owner)],
-            override=named.get(leaf.path),
+            override=kinds.get(leaf.path),
             problems=mine,
         )
         if placement is not None:

@@ -7,6 +7,7 @@ microsoft/mup's own YAML: a number is the base size of a width, ``null`` a finit
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from ..errors import Reasons, ShapeMismatch, refuse
 from . import bsh
 from .forward import forward_multipliers
-from .walk import leaves
+from .walk import leaves, named
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SHOWN = 6
@@ -169,13 +170,20 @@ def make_base_shapes(base: Any, delta: Any = None, *, base_width: int = 64) -> B
 
     Raises:
         ShapeMismatch: The two have other paths or ranks, or differ nowhere.
-        Refused: ``delta`` is missing and ``base`` is no factory.
+        Refused: ``delta`` is missing and ``base`` is no factory, or one of them is no model.
+
+    Warns:
+        UserWarning: ``delta`` is narrower than ``base``, as if they were swapped.
 
     Example:
         >>> shapes = make_base_shapes({"w": (64, 8)}, {"w": (128, 8)})
         >>> shapes["w"]
         (64, None)
     """
+    if isinstance(delta, int) and _is_factory(base):
+        refuse(
+            "delta", "delta", f"{delta!r} is no model; for the width the factory starts from write base_width={delta!r}"
+        )
     if delta is None:
         if not _is_factory(base):
             refuse("delta", "delta", "is missing: give a second model that differs in every width, or a factory")
@@ -198,6 +206,9 @@ def make_base_shapes(base: Any, delta: Any = None, *, base_width: int = 64) -> B
         path: tuple(b if b != d else None for b, d in zip(shape, after[path], strict=True))
         for path, shape in before.items()
     }
+    both = (zip(shape, after[path], strict=True) for path, shape in before.items())
+    if all(b >= d for sizes in both for b, d in sizes):
+        warnings.warn("delta is narrower than base; they may be swapped, and base is the tuned one", stacklevel=2)
     return BaseShapes(widths, before, forward_multipliers(base))
 
 
@@ -207,7 +218,9 @@ def _check_models(base: object, delta: object) -> None:
         if isinstance(model, BaseShapes):
             problems.add(name, name, "is BaseShapes already; use it as it is")
         elif not leaves(model):
-            problems.add(name, name, f"{model!r} has no parameters; give a model, a tree of arrays or {{path: shape}}")
+            problems.add(
+                name, name, f"{named(model)} has no parameters; give a model, a tree of arrays or {{path: shape}}"
+            )
     problems.refuse_if_any()
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_SHOWN = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -49,6 +51,14 @@ def is_module(value: object) -> bool:
     return isinstance(value, dict) and hasattr(value, "named_modules")
 
 
+def named(value: object) -> str:
+    """What a message says of a value: only the type of what would fill a page, such as a whole model."""
+    text = repr(value)
+    if is_module(value):
+        return f"a model ({type(value).__name__})"
+    return text if len(text) <= _SHOWN else f"a {type(value).__name__}"
+
+
 def leaves(tree: object) -> tuple[Leaf, ...]:
     """Every parameter of ``tree`` in its own order.
 
@@ -64,6 +74,11 @@ def modules(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
     for key, value in _children(tree):
         yield from modules(value, f"{path}.{key}" if path else str(key))
+
+
+def skeleton(path: str) -> str:
+    """A path with ``*`` for every place in a list."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def _children(value: object) -> Iterator[tuple[str, Any]]:
