@@ -20,6 +20,7 @@ from mlx_lm.utils import save_config
 
 from ...errors import CheckpointError, Reasons, Refused, refuse
 from ...files import failing_as_os_error, flush, read_json, there, whole_folder
+from ...training.checkpoint import checkpoints
 from ...training.folder import RunFolder
 from .settings import FinetuneConfig
 
@@ -97,9 +98,22 @@ class AdapterFolder(RunFolder):
             message = f"{self.path} holds adapters, but no optimizer state to go on from"
             remedy = f"start from their weights with --resume-adapter-file {self.path / ADAPTERS}"
             refuse("missing", "adapter_path", f"{message}; {remedy}")
+        self._check_not_gone()
         known = {item.name for item in fields(FinetuneConfig)}
         saved = {name: value for name, value in self.saved()["settings"].items() if name in known}
         return {**saved, **{k: v for k, v in given.items() if v is not None}, "adapter_path": str(self.path)}
+
+    def _check_not_gone(self) -> None:
+        """Refuse to begin anew over what was trained: without a checkpoint there is nothing to go on from."""
+        if checkpoints(self.checkpoints):
+            return
+        numbered = sorted(self.path.glob(f"[0-9]*_{ADAPTERS}"))[-1:]
+        places = (self.path / ADAPTERS, *numbered, self.export / ADAPTERS, self.at_y / ADAPTERS)
+        left = next((path for path in places if there(path) and not _is_start(path.parent / CONFIG)), None)
+        if left is not None:
+            message = f"{self.path} has been trained, and its checkpoints are gone; start another run from the weights"
+            remedy = f"that are left, in another folder: --resume-adapter-file {left}"
+            refuse("missing", "adapter_path", f"{message} {remedy}", CheckpointError)
 
     def check_going_on(self, config: FinetuneConfig, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings, another model or other data.
@@ -126,6 +140,14 @@ class AdapterFolder(RunFolder):
                 message = f"is not that of the run in {self.path}; give the one that it started with"
                 reasons.add("contradiction", sources[name], f"{name} {message}")
         reasons.refuse_if_any(CheckpointError)
+
+
+def _is_start(described: Path) -> bool:
+    """Whether adapters are those that a run began with, kept by its very first validation."""
+    try:
+        return bool(read_json(described)[NOTES]["iteration"] == 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def save_adapters(folder: Path, weights: Mapping[str, mx.array], args: Any, notes: Mapping[str, Any]) -> None:
