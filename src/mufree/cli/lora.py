@@ -70,7 +70,8 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
         config = from_mapping(settings, source)
         if config.train and not options.resume:
             AdapterFolder(Path(config.adapter_path)).check_free()
-    prepared = prepare(config, lazy=options.dry_run)
+    going_on = options.resume and not folder.is_fresh(resume=True)
+    prepared = prepare(config, lazy=options.dry_run, going_on=going_on)
     if options.resume:
         with named_adapter_path():
             folder.check_going_on(config, prepared.identity(), prepared.plan())

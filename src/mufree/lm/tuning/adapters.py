@@ -24,8 +24,7 @@ def attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[s
         What is to be said of it.
 
     Raises:
-        Refused: For layers that the model does not have or that cannot be converted, nothing to train, and weights to
-            start from that belong to another model.
+        Refused: For layers that the model does not have or that cannot be converted, and nothing to train.
     """
     mx.random.seed(config.seed)
     model.freeze()
@@ -56,7 +55,7 @@ def attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[s
     if not trained:
         message = "leaves nothing to train: no layer of this model takes it; give other keys, or another model"
         refuse("nothing_to_train", "fine_tune_type", f"{config.fine_tune_type!r} {message}")
-    return _start_from(config, model) if config.resume_adapter_file else ()
+    return ()
 
 
 def _check_keys(model: Any, keys: Any) -> None:
@@ -74,8 +73,12 @@ def _told(error: Exception) -> str:
     return str(error.args[0] if error.args else error)
 
 
-def _start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
-    """Load weights to start from; what is lost, and what does not go together, is said."""
+def start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
+    """Load weights to start from; what is lost, and what does not go together, is said.
+
+    Raises:
+        Refused: If they cannot be read, or belong to another model.
+    """
     path = Path(str(config.resume_adapter_file))
     try:
         saved: Any = mx.load(str(path))

@@ -48,7 +48,8 @@ def finetune(
             given = config if isinstance(config, Mapping) else config.given()
             folder = AdapterFolder(Path(str(given.get("adapter_path") or FinetuneConfig(train=True).adapter_path)))
             config = from_mapping(folder.resumed(given), str(folder.path))
-        return tune_prepared(prepare(config), resume=resume, report=report or Silent())  # type: ignore[arg-type]
+        going_on = resume and not folder.is_fresh(resume)
+        return tune_prepared(prepare(config, going_on=going_on), resume=resume, report=report or Silent())  # type: ignore[arg-type]
 
 
 def tune_prepared(prepared: Prepared, *, resume: bool, report: Reporter) -> Run:
@@ -72,6 +73,7 @@ def tune_prepared(prepared: Prepared, *, resume: bool, report: Reporter) -> Run:
         if session.writes:
             session.name = folder.describe(config, identity, plan)
             made = session.start.iteration if session.start else 0
+            made = session.ended if session.nothing_left else made
             session.metrics = Metrics(folder.metrics, made, counter="iteration")
             stack.callback(session.metrics.close)
         mx.reset_peak_memory()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ...errors import CheckpointError, Reasons, Refused, refuse
 from ...files import failing_as_os_error, flush, read_json, there, whole_folder
 from ...training.checkpoint import checkpoints
 from ...training.folder import RunFolder
+from .same_run import PLACES, differences
 from .settings import FinetuneConfig
 
 ADAPTERS = "adapters.safetensors"
@@ -31,11 +33,7 @@ AT_Y = "y"
 NOTES = "mufree"
 """Under which key of both files the plan is."""
 
-WHILE_GOING_ON = frozenset(
-    {"iters", "steps_per_report", "save_every", "train", "test", "test_batches", "report_to", "project_name", "config"}
-    | {"clear_cache_threshold", "adapter_path", "grad_checkpoint"}
-)
-"""Settings that may change when a run goes on: they change no update."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,13 @@ class AdapterFolder(RunFolder):
     def trainers_own(self) -> Path:
         """Where mlx-lm's trainer may write its last weights; they are written again, with the plan, and this goes."""
         return self.path / ".trainer.safetensors"
+
+    def holds(self, iteration: int) -> bool:
+        """Whether the last adapters are here, and are those of an iteration."""
+        try:
+            return there(self.path / ADAPTERS) and read_json(self.path / CONFIG)[NOTES]["iteration"] == iteration
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def keep_numbered(self, iteration: int) -> None:
         """A copy of the adapters under the iteration's number, as mlx-lm keeps them."""
@@ -100,8 +105,22 @@ class AdapterFolder(RunFolder):
             refuse("missing", "adapter_path", f"{message}; {remedy}")
         self._check_not_gone()
         known = {item.name for item in fields(FinetuneConfig)}
-        saved = {name: value for name, value in self.saved()["settings"].items() if name in known}
-        return {**saved, **{k: v for k, v in given.items() if v is not None}, "adapter_path": str(self.path)}
+        given = {name: value for name, value in given.items() if value is not None}
+        described = self.saved()
+        saved = {name: value for name, value in described["settings"].items() if name in known}
+        settings = {**saved, **given, "adapter_path": str(self.path)}
+        reasons = Reasons()
+        for name in PLACES:
+            if name not in given and saved.get(name) and not (name == "data" and settings.get("hf_dataset")):
+                settings[name] = _place(reasons, name, saved[name], described.get("places"))
+        reasons.refuse_if_any(CheckpointError)
+        return settings
+
+    def describe(self, config: Any, identity: Mapping[str, Any], plan: Mapping[str, Any], **more: Any) -> str:
+        """Keep what the run is, and where its model and data lie."""
+        named = {name: getattr(config, name) for name in PLACES}
+        places = {name: str(Path(value).absolute()) for name, value in named.items() if value and there(Path(value))}
+        return RunFolder.describe(self, config, identity, plan, places=places, **more)
 
     def _check_not_gone(self) -> None:
         """Refuse to begin anew over what was trained: without a checkpoint there is nothing to go on from."""
@@ -121,25 +140,31 @@ class AdapterFolder(RunFolder):
         Raises:
             CheckpointError: With every difference that would change an update.
         """
-        saved = self.saved()
-        reasons = Reasons()
-        for item in fields(config):
-            value, before = getattr(config, item.name), saved["settings"].get(item.name)
-            if item.name not in WHILE_GOING_ON and json.loads(json.dumps(value)) != before:
-                message = f"{value!r} contradicts the saved run's {before!r}; leave it out"
-                reasons.add("contradiction", item.name, message)
-        ends = plan.get("meaning") == "mufree" and plan["scheduler"] not in ("constant", "mlx_lm")
-        if ends and config.iters != saved["settings"]["iters"]:
-            message = (
-                f"{config.iters} would change the schedule, planned for {saved['settings']['iters']}; leave it out"
-            )
-            reasons.add("contradiction", "iters", message)
-        sources = {"model_config": "model", "train_rows": "data", "valid_rows": "data", "scaling": "tuned_on"}
-        for name, value in identity.items() if not reasons.found else ():
-            if json.loads(json.dumps(value)) != saved["identity"].get(name):
-                message = f"is not that of the run in {self.path}; give the one that it started with"
-                reasons.add("contradiction", sources[name], f"{name} {message}")
+        reasons = differences(config, identity, plan, self.saved())
+        made = max((int(path.name) for path in checkpoints(self.checkpoints)), default=0)
+        if config.iters < made:
+            message = f"{config.iters} is less than the {made} micro-batches that the run has used already"
+            reasons.add("out_of_range", "iters", f"{message}; give more to go on, or leave it out")
         reasons.refuse_if_any(CheckpointError)
+
+
+def _place(reasons: Reasons, name: str, value: str, places: Mapping[str, str] | None) -> str:
+    """Where something is that the saved settings name: there, or where it was when the run was started."""
+    was = (places or {}).get(name)
+    if there(Path(value)):
+        return value
+    if was and there(Path(was)):
+        return was
+    from_hub = not was if places is not None else _HUB_NAME.fullmatch(value)
+    if not from_hub:
+        kind = "is not there any more" if Path(value).is_absolute() else _relative(was)
+        reasons.add("missing", name, f"{value!r} {kind}; give --{name.replace('_', '-')}")
+    return value
+
+
+def _relative(was: str | None) -> str:
+    told = f" ({was} is not there any more)" if was else ""
+    return f"is relative to the folder that the run was started in{told}"
 
 
 def _is_start(described: Path) -> bool:

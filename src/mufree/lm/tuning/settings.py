@@ -16,6 +16,8 @@ from .nested import check_hf_dataset, check_lora_parameters, check_lr_schedule, 
 
 TYPES = ("lora", "dora", "full")
 WARMUP = 20
+LORA_DEFAULTS = {"rank": 8, "dropout": 0.0, "scale": 20.0}
+"""mlx-lm's ``lora_parameters`` where none are given."""
 BASES = ("tuned_on", "base_width")
 """Settings that name the model on which the rate was tuned."""
 SCALING = (*BASES, "lora_ratio")
