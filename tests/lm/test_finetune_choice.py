@@ -8,7 +8,7 @@ import pytest
 
 from mufree import Refused
 from mufree.lm.tuning.choice import Choice, choose
-from mufree.lm.tuning.settings import from_mapping
+from mufree.lm.tuning.mapping import from_mapping
 
 COSINE = {"name": "cosine_decay", "warmup": 10, "arguments": [1e-3, 120, 1e-7]}
 

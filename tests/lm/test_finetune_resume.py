@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten
 
 from mufree import CheckpointError, Refused
 from mufree.lm import finetune
+from mufree.lm.tuning.mapping import from_mapping
 from mufree.lm.tuning.prepare import prepare
-from mufree.lm.tuning.settings import from_mapping
 from mufree.training.report import Silent, read_metrics
 from tiny_finetune import make_data, make_model, settings
 

@@ -14,9 +14,9 @@ from mlx.utils import tree_flatten
 
 from mufree import CheckpointError, Recipe, Refused, lm
 from mufree.lm import finetune
+from mufree.lm.tuning.mapping import from_mapping
 from mufree.lm.tuning.overview import overview
 from mufree.lm.tuning.prepare import Prepared, prepare
-from mufree.lm.tuning.settings import from_mapping
 from tiny_finetune import CONFIG, make_model, settings
 
 NARROW = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1}

@@ -18,8 +18,8 @@ from mufree.lm import FinetuneConfig, finetune
 from mufree.lm.tuning import nested
 from mufree.lm.tuning.adapters import _differences
 from mufree.lm.tuning.choice import CLASSES
+from mufree.lm.tuning.mapping import from_mapping
 from mufree.lm.tuning.prepare import namespace, prepare
-from mufree.lm.tuning.settings import from_mapping
 from mufree.plan import mlx_lm as schedules
 from tiny_finetune import make_data, make_model, settings
 

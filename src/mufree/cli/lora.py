@@ -53,9 +53,10 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
     """The exit status, and the result as JSON can hold it."""
     from ..lm.tuning.finetuning import tune_prepared
     from ..lm.tuning.folder import AdapterFolder, named_adapter_path
+    from ..lm.tuning.mapping import from_mapping
     from ..lm.tuning.overview import overview
     from ..lm.tuning.prepare import prepare
-    from ..lm.tuning.settings import FinetuneConfig, from_mapping
+    from ..lm.tuning.settings import FinetuneConfig
     from ..training.report import ConsoleReporter, OpenConsole
 
     settings = settings_of(options, FinetuneConfig, leave=_LEAVE)

@@ -23,6 +23,7 @@ from ...errors import CheckpointError, Reasons, Refused, refuse
 from ...files import failing_as_os_error, flush, read_json, there, whole_folder
 from ...training.checkpoint import checkpoints
 from ...training.folder import RunFolder
+from .mapping import with_file
 from .same_run import PLACES, differences
 from .settings import FinetuneConfig
 
@@ -105,9 +106,9 @@ class AdapterFolder(RunFolder):
             refuse("missing", "adapter_path", f"{message}; {remedy}")
         self._check_not_gone()
         known = {item.name for item in fields(FinetuneConfig)}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in with_file(given).items() if value is not None}
         described = self.saved()
-        saved = {name: value for name, value in described["settings"].items() if name in known}
+        saved = {name: value for name, value in described["settings"].items() if name in known - {"config"}}
         settings = {**saved, **given, "adapter_path": str(self.path)}
         reasons = Reasons()
         for name in PLACES:
