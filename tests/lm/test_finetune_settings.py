@@ -192,7 +192,7 @@ def test_wrong_data_folders_are_refused(base: Any, tmp_path: Path) -> None:
         ('{"messages": [{"content": "a"}]}\n' * 4, r"cannot read .* of the training set, UndefinedError"),
         ('{"messages": [{"role": "user", "content": "a"}], "tools": 5}\n' * 4, "of the training set, TypeError"),
         ('{"text": "a"}\n' * 4 + '{"text": ""}\n', "cannot read .* of the training set, IndexError"),
-        ('{"sentence": "a"}\n' * 4, "Unsupported data format"),
+        ('{"sentence": "a"}\n' * 4, r"train\.jsonl:1: has the fields sentence; needed are prompt and completion"),
     ):
         data = make_data(tmp_path / "written")
         (data / "train.jsonl").write_text(content)

@@ -24,6 +24,7 @@ from .adapters import attach, load_trained, start_from, validation_notes
 from .base_weights import weights_digest
 from .choice import Choice, choose
 from .data import Readable, check_folder, load_sets
+from .data_notes import data_notes
 from .memory import plan_memory
 from .nested import size_of
 from .optimizers import build
@@ -101,15 +102,19 @@ def prepare(config: FinetuneConfig, *, lazy: bool = False, going_on: bool = Fals
     if loaded is not None:
         model, tokenizer, model_config = loaded
         sets = reasons.attempt(load_sets, config, args, tokenizer) if not reasons.found else None
-        said = reasons.attempt(_attach, config, args, model, going_on=going_on)
-        notes = said or ()
-        if choice is not None and said is not None:
+        attached = reasons.attempt(_attach, config, args, model, going_on=going_on)
+        notes = attached or ()
+        if choice is not None and attached is not None:
             scales = reasons.attempt(scales_of, config, model, model_config)
     train, valid, test = reasons.settled(sets)
     optimizer = memory = None
-    if choice is not None:
+    used = {"train": train, "valid": valid} if config.train else {}
+    said = data_notes(config, used | ({"test": test} if config.test else {}))
+    if choice is None:
+        notes = (*notes, *said)
+    else:
         optimizer, told = build(choice, config, model, scales)
-        notes = (*choice.lines, *told, *notes, *validation_notes(config, valid))
+        notes = (*choice.lines, *told, *notes, *validation_notes(config, valid), *said)
         memory = plan_memory(config, model, optimizer, train)
     mx.eval(model.trainable_parameters())
     return Prepared(config, args, model, model_config, train, valid, test, choice, optimizer, scales, memory, notes)
