@@ -78,6 +78,8 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
             folder.check_going_on(config, prepared.identity(), prepared.plan())
     report.note(overview(prepared))
     if options.dry_run:
+        if options.resume:
+            report.note(f"note: {folder.place_to_go_on()}")
         return 0, _planned(prepared)
     result = tune_prepared(prepared, resume=options.resume, report=report)
     _conclude(report, prepared, result)

@@ -29,6 +29,8 @@ from .settings import FinetuneConfig
 
 ADAPTERS = "adapters.safetensors"
 CONFIG = "adapter_config.json"
+KEPT = 2
+"""Checkpoints that are kept."""
 AT_Y = "y"
 """The folder of the last adapters at ``y``."""
 NOTES = "mufree"
@@ -97,6 +99,25 @@ class AdapterFolder(RunFolder):
             message = f"{self.path} holds {theirs}, which the run would replace; move that away, or give another folder"
             refuse("occupied", "adapter_path", message)
         return None
+
+    def replaced(self) -> tuple[str, ...]:
+        """A sentence where a run would replace adapters that are not one of ours."""
+        if there(self.description) or not there(self.path / ADAPTERS):
+            return ()
+        try:
+            ours = NOTES in read_json(self.path / CONFIG)
+        except (OSError, ValueError, TypeError):
+            ours = False
+        whose = "of another run of mufree lora" if ours else "that mlx_lm.lora wrote"
+        stale = sorted(path.name for path in self.path.glob(f"[0-9]*_{ADAPTERS}"))
+        left = f"; its numbered files stay until the run has such numbers: {', '.join(stale[:4])}" if stale else ""
+        left += " …" if len(stale) > 4 else ""
+        return (f"replaces adapters {whose}: {self.path / ADAPTERS} and {CONFIG}{left}",)
+
+    def place_to_go_on(self) -> str:
+        """A sentence on where a run that goes on does so."""
+        path, passed_over = self.latest()
+        return "; ".join([*passed_over, f"goes on from {path}" if path else "has no checkpoint yet: starts anew"])
 
     def resumed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The saved settings with what is given anew over them."""

@@ -25,6 +25,7 @@ from .base_weights import weights_digest
 from .choice import Choice, choose
 from .data import Readable, check_folder, load_sets
 from .data_notes import data_notes
+from .folder import AdapterFolder
 from .memory import plan_memory
 from .nested import size_of
 from .optimizers import build
@@ -90,6 +91,7 @@ def prepare(config: FinetuneConfig, *, lazy: bool = False, going_on: bool = Fals
         Refused: With every reason that settings, data, model and adapters give.
     """
     reasons = Reasons()
+    replaced = AdapterFolder(Path(config.adapter_path)).replaced() if config.train else ()
     choice = reasons.attempt(choose, config) if config.train else None
     reasons.attempt(check_folder, config)
     reasons.attempt(_check_reporters, config)
@@ -114,7 +116,7 @@ def prepare(config: FinetuneConfig, *, lazy: bool = False, going_on: bool = Fals
         notes = (*notes, *said)
     else:
         optimizer, told = build(choice, config, model, scales)
-        notes = (*choice.lines, *told, *notes, *validation_notes(config, valid), *said)
+        notes = (*choice.lines, *told, *replaced, *notes, *validation_notes(config, valid), *said)
         memory = plan_memory(config, model, optimizer, train)
     mx.eval(model.trainable_parameters())
     return Prepared(config, args, model, model_config, train, valid, test, choice, optimizer, scales, memory, notes)

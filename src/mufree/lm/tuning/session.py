@@ -21,13 +21,10 @@ from ...training.part import Part
 from ...training.report import Metrics, Reporter
 from ...training.run import Run
 from .batches import Batches, Position
-from .folder import AdapterFolder, replace_adapters, save_adapters
+from .folder import KEPT, AdapterFolder, replace_adapters, save_adapters
 from .periods import Since, WhenDue
 from .prepare import Prepared
 from .surroundings import Trained, left_as_it_was, mean_loss
-
-KEPT = 2
-"""Checkpoints that are kept."""
 
 
 class Session(Part):
