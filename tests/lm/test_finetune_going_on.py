@@ -16,7 +16,7 @@ from mufree import CheckpointError
 from mufree.cli import run as command
 from mufree.files import read_json, write_json
 from mufree.lm import finetune
-from mufree.lm.tuning.base_weights import weights_digest
+from mufree.lm.tuning.base_weights import tokenizer_digest, weights_digest
 from mufree.training.manifest import sealed
 from mufree.training.report import Silent
 from tiny_finetune import make_data, make_model, settings
@@ -120,11 +120,23 @@ def test_a_fingerprint_sees_the_weights_and_not_where_they_are(base: Any, tmp_pa
     assert weights_digest(str(copy)) not in (first, None)
     (copy / "model-00001-of-00002.safetensors").write_bytes(b"\0")
     assert weights_digest(str(copy)) is None
+    assert (weights_digest(str(tmp_path / "none")), tokenizer_digest(str(tmp_path / "none"))) == (None, None)
+
+
+def test_another_tokenizer_or_template_is_refused(base: Any, out: Path, tmp_path: Path) -> None:
+    """They decide what a row's tokens are; other words about the model do not."""
+    copy = Path(shutil.copytree(base[0], tmp_path / "copy"))
+    (copy / "README.md").write_text("moved")
+    place = next(path for path in (copy / "chat_template.jinja", copy / "tokenizer_config.json") if path.is_file())
+    finetune({"adapter_path": str(out), "iters": 5, "model": str(copy)}, resume=True)
+    place.write_text(place.read_text().replace("role", "content"))
+    with pytest.raises(CheckpointError, match=r"model: .* its tokenizer or chat template is another; give the one"):
+        finetune({"adapter_path": str(out), "iters": 6, "model": str(copy)}, resume=True)
 
 
 def test_a_run_saved_without_a_fingerprint_goes_on(out: Path, tmp_path: Path, base: Any) -> None:
     """It gets one; until then another path is another model."""
-    forget(out, "base_weights")
+    forget(out, "base_weights", "tokenizer")
     copy = shutil.copytree(base[0], tmp_path / "copy")
     with pytest.raises(CheckpointError, match=r"model: .* contradicts the saved run's .*; leave it out"):
         finetune({"adapter_path": str(out), "model": str(copy), "iters": 6}, resume=True)
@@ -132,10 +144,11 @@ def test_a_run_saved_without_a_fingerprint_goes_on(out: Path, tmp_path: Path, ba
     assert read_json(out / "run.json")["identity"]["base_weights"] == weights_digest(str(base[0]))
 
 
-def forget(out: Path, part: str) -> None:
+def forget(out: Path, *parts: str) -> None:
     """Make a run one that an earlier version saved."""
     saved = read_json(out / "run.json")
-    saved["identity"].pop(part)
+    for part in parts:
+        saved["identity"].pop(part)
     saved.pop("checksum", None)
     saved.pop("places")
     write_json(out / "run.json", sealed(saved))

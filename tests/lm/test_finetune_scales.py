@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "two bases": ({"base_width": 32, "tuned_on": "x"}, "base_width: 32 is given beside tuned_on 'x'"),
     "no rate": ({"base_width": 32, "learning_rate": None}, "learning_rate: is missing, and base_width says on what"),
     "a ratio of 0": ({"lora_ratio": 0}, "lora_ratio: 0 is not allowed; give a number > 0"),
-    "a ratio that is no number": ({"lora_ratio": "4"}, "lora_ratio: '4' is not a number"),
+    "a ratio that is no number": ({"lora_ratio": "four"}, "lora_ratio: 'four' is not a number"),
     "a width of 0": ({"base_width": 0}, "base_width: 0 is too small"),
     "a width without heads": ({"base_width": 40}, r"base_width: 40 makes num_attention_heads 1\.25"),
     "a base that is not there": ({"tuned_on": "/nowhere"}, "tuned_on: /nowhere does not exist; give a model folder"),

@@ -1,6 +1,6 @@
-"""A fingerprint of a model's weights, taken from its files at little cost however large they are. Pure Python.
+"""Fingerprints of a model's weights and tokenizer, taken from files at little cost however large.
 
-It depends on neither the path nor the times of the files, nor on how the weights are spread over them.
+They depend on neither the path nor the times of the files, nor on how the weights are spread over them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ _TENSORS = 512
 _BYTES = 64
 """From the middle of a tensor, and as many from its end."""
 
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja")
+_TOKENIZER_KEYS = ("chat_template", "tokenizer_class", "add_bos_token", "add_eos_token", "bos_token", "eos_token")
+
 
 def weights_digest(model: str) -> str | None:
     """A hash (16 hex digits) of every tensor's name, type and shape, and of bytes of at most 512 of them.
@@ -27,8 +30,7 @@ def weights_digest(model: str) -> str | None:
         The hash, or None where there are no files that can be read this way.
     """
     try:
-        folder = Path(model) if Path(model).exists() else _from_hub(model)
-        tensors = [tensor for path in folder.glob("model*.safetensors") for tensor in _tensors(path)]
+        tensors = [tensor for path in _folder(model).glob("model*.safetensors") for tensor in _tensors(path)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not tensors:
@@ -42,10 +44,33 @@ def weights_digest(model: str) -> str | None:
     return found.hexdigest()[:16]
 
 
-def _from_hub(name: str) -> Path:
+def tokenizer_digest(model: str) -> str | None:
+    """A hash (16 hex digits) of a tokenizer's files and its chat template; None where there are none.
+
+    Args:
+        model: A folder, or the hub's name of one that was loaded before.
+    """
+    found, any_file = hashlib.sha256(), False
+    try:
+        folder = _folder(model)
+        for path in (folder / name for name in _TOKENIZER):
+            if path.is_file():
+                any_file = True
+                found.update(path.name.encode() + path.read_bytes())
+        config = folder / "tokenizer_config.json"
+        if config.is_file():
+            content = json.loads(config.read_text(encoding="utf-8"))
+            read = {name: content.get(name) for name in _TOKENIZER_KEYS}
+            found.update(json.dumps(read, sort_keys=True).encode())
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found.hexdigest()[:16] if any_file else None
+
+
+def _folder(model: str) -> Path:
     from mlx_lm.utils import hf_repo_to_path
 
-    return Path(hf_repo_to_path(name))
+    return Path(model) if Path(model).exists() else Path(hf_repo_to_path(model))
 
 
 def _tensors(path: Path) -> list[tuple[str, str, list[int], Path, int, int]]:

@@ -21,7 +21,7 @@ from ...errors import Reasons, refuse
 from ...mup import Scales
 from ..memory_plan import MemoryPlan
 from .adapters import attach, load_trained, start_from, validation_notes
-from .base_weights import weights_digest
+from .base_weights import tokenizer_digest, weights_digest
 from .choice import Choice, choose
 from .data import Readable, check_folder, load_sets
 from .data_notes import data_notes
@@ -69,7 +69,9 @@ class Prepared:
     def identity(self) -> dict[str, Any]:
         """What a run must share with the one that it goes on from, beside its settings."""
         rows = {"train_rows": self.train.digest, "valid_rows": self.valid.digest}
-        base = {"model_config": self.model_config, "base_weights": weights_digest(self.config.model)}
+        model = self.config.model
+        base = {"model_config": self.model_config, "base_weights": weights_digest(model)}
+        base |= {"tokenizer": tokenizer_digest(model)}
         return {**base, **rows, "scaling": scales_identity(self.scales)}
 
     def plan(self) -> dict[str, Any]:

@@ -30,11 +30,14 @@ _SAME_AS_NONE = {"lora_parameters": LORA_DEFAULTS} | {f"{kind}_feature": name fo
 _WORDS = {
     "model_config": ("model", "its config is another"),
     "base_weights": ("model", "its weights are others"),
+    "tokenizer": ("model", "its tokenizer or chat template is another"),
     "train_rows": ("data", "the rows of its training set are others"),
     "valid_rows": ("data", "the rows of its validation set are others"),
     "scaling": ("tuned_on", "it gives other multipliers"),
 }
 """By part of a run's identity: which setting it comes from, and what is wrong with it."""
+_LATER = ("base_weights", "tokenizer")
+"""Parts that runs of earlier versions do not name, and that not every model has."""
 
 
 def differences(
@@ -63,7 +66,7 @@ def differences(
         message = f"{config.iters} would change the schedule, planned for {before['iters']}; leave it out"
         reasons.add("contradiction", "iters", message)
     for name, value in identity.items() if not reasons.found else ():
-        known = name in saved["identity"] or name != "base_weights"
+        known = name not in _LATER or (value is not None and saved["identity"].get(name) is not None)
         if known and _plain(value) != saved["identity"].get(name):
             where, fault = _WORDS[name]
             message = f"contradicts the saved run: {fault}; give the one that it started with"
