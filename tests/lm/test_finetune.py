@@ -24,8 +24,8 @@ from mlx_lm.tuner.utils import load_adapters
 from mufree import AdamWScheduleFree, NonFiniteLoss, build_optimizer, plan_optimizer
 from mufree.lm import finetune
 from mufree.lm.tuning.choice import choose
+from mufree.lm.tuning.mapping import from_mapping
 from mufree.lm.tuning.optimizers import build
-from mufree.lm.tuning.settings import from_mapping
 from mufree.training.report import Silent, read_metrics
 from tiny_finetune import make_data, settings
 

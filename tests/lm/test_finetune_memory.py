@@ -14,9 +14,9 @@ import pytest
 from mufree.lm.memory_plan import FACTOR, memory_plan
 from mufree.lm.tuning import memory
 from mufree.lm.tuning.finetuning import tune_prepared
+from mufree.lm.tuning.mapping import from_mapping
 from mufree.lm.tuning.overview import overview, peak_line
 from mufree.lm.tuning.prepare import prepare
-from mufree.lm.tuning.settings import from_mapping
 from mufree.training.report import Silent
 from tiny_finetune import make_data, make_model, settings
 

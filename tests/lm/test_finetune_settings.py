@@ -18,8 +18,8 @@ from mufree.lm import FinetuneConfig, finetune
 from mufree.lm.tuning import nested
 from mufree.lm.tuning.adapters import _differences
 from mufree.lm.tuning.choice import CLASSES
+from mufree.lm.tuning.mapping import from_mapping
 from mufree.lm.tuning.prepare import namespace, prepare
-from mufree.lm.tuning.settings import from_mapping
 from mufree.plan import mlx_lm as schedules
 from tiny_finetune import make_data, make_model, settings
 
@@ -192,7 +192,7 @@ def test_wrong_data_folders_are_refused(base: Any, tmp_path: Path) -> None:
         ('{"messages": [{"content": "a"}]}\n' * 4, r"cannot read .* of the training set, UndefinedError"),
         ('{"messages": [{"role": "user", "content": "a"}], "tools": 5}\n' * 4, "of the training set, TypeError"),
         ('{"text": "a"}\n' * 4 + '{"text": ""}\n', "cannot read .* of the training set, IndexError"),
-        ('{"sentence": "a"}\n' * 4, "Unsupported data format"),
+        ('{"sentence": "a"}\n' * 4, r"train\.jsonl:1: has the fields sentence; needed are prompt and completion"),
     ):
         data = make_data(tmp_path / "written")
         (data / "train.jsonl").write_text(content)

@@ -53,9 +53,10 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
     """The exit status, and the result as JSON can hold it."""
     from ..lm.tuning.finetuning import tune_prepared
     from ..lm.tuning.folder import AdapterFolder, named_adapter_path
+    from ..lm.tuning.mapping import from_mapping
     from ..lm.tuning.overview import overview
     from ..lm.tuning.prepare import prepare
-    from ..lm.tuning.settings import FinetuneConfig, from_mapping
+    from ..lm.tuning.settings import FinetuneConfig
     from ..training.report import ConsoleReporter, OpenConsole
 
     settings = settings_of(options, FinetuneConfig, leave=_LEAVE)
@@ -70,12 +71,15 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
         config = from_mapping(settings, source)
         if config.train and not options.resume:
             AdapterFolder(Path(config.adapter_path)).check_free()
-    prepared = prepare(config, lazy=options.dry_run)
+    going_on = options.resume and not folder.is_fresh(resume=True)
+    prepared = prepare(config, lazy=options.dry_run, going_on=going_on)
     if options.resume:
         with named_adapter_path():
             folder.check_going_on(config, prepared.identity(), prepared.plan())
     report.note(overview(prepared))
     if options.dry_run:
+        if options.resume:
+            report.note(f"note: {folder.place_to_go_on()}")
         return 0, _planned(prepared)
     result = tune_prepared(prepared, resume=options.resume, report=report)
     _conclude(report, prepared, result)

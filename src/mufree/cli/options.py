@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import Reasons
 from ..plan.files import read_file
+from ..training.options import number_of
 
 
 def add_options(
@@ -102,12 +103,8 @@ def _read_number(value: Any) -> Any:
 
 def number(text: str) -> float:
     """A number as people write learning rates: ``0.01``, ``1e-3`` or ``2^-6``."""
-    base, power, exponent = text.replace("**", "^").partition("^")
-    try:
-        value = float(base) ** float(exponent) if power else float(base)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        value = None
-    if not isinstance(value, float):
+    value = number_of(text)
+    if value is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 0.01, 1e-3 or 2^-6")
     return value
 

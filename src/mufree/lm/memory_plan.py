@@ -240,9 +240,11 @@ def size_text(value: int) -> str:
     """Bytes as people read them.
 
     Example:
-        >>> size_text(12_345_678), size_text(345_678), size_text(12_345_678_901)
-        ('12 MB', '0.3 MB', '12.3 GB')
+        >>> size_text(12_345_678), size_text(345_678), size_text(12_345), size_text(12_345_678_901)
+        ('12 MB', '0.3 MB', '12.3 kB', '12.3 GB')
     """
+    if value < 1e5:
+        return f"{value / 1e3:.3g} kB"
     if value >= 1e9:
         return f"{value / 1e9:.1f} GB"
     return f"{value / 1e6:.{0 if value >= 1e7 else 1}f} MB"

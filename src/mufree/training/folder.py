@@ -109,15 +109,15 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def describe(self, config: Any, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-        """Keep what the run is.
+    def describe(self, config: Any, identity: Mapping[str, Any], plan: Mapping[str, Any], **more: Any) -> str:
+        """Keep what the run is, and more of it by name.
 
         Returns:
             Its name, which no other run has and each of its checkpoints bears.
         """
         name = str(self.saved().get("run") or "") if self.description.is_file() else ""
         name = name or secrets.token_hex(8)
-        content = {"run": name, "settings": asdict(config), "identity": dict(identity), "plan": dict(plan)}
+        content = {"run": name, "settings": asdict(config), "identity": dict(identity), "plan": dict(plan), **more}
         write_json(self.description, sealed(content))
         return name
 

@@ -22,6 +22,7 @@ def option(
     above: float | None = None,
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
+    example: int = 128,
 ) -> Any:
     """A dataclass field that is an option.
 
@@ -33,8 +34,10 @@ def option(
         above: What a value must be greater than.
         high: The greatest value of a whole number.
         choices: For text, what it may be; anything but nothing if empty.
+        example: A whole number that fits, where the default is none.
     """
     metadata = {"help": text, "group": group, "low": low, "above": above, "high": high, "choices": choices}
+    metadata["example"] = default if type(default) is int else example
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -48,11 +51,22 @@ def check(reasons: Reasons, item: Field[Any], value: Any) -> None:
     wanted = "str" if item.metadata["choices"] else kind.removesuffix(" | None").split("[")[0]
     accepted = _ACCEPTED[wanted]
     if not isinstance(value, accepted) or (isinstance(value, bool) and wanted != "bool"):
-        reasons.add("type", item.name, f"{value!r} is not {_NAMES[accepted]}; give {_EXAMPLES[accepted]}")
+        example = f"one such as {item.metadata['example']}" if wanted == "int" else _EXAMPLES[accepted]
+        reasons.add("type", item.name, f"{value!r} is not {_NAMES[accepted]}; give {example}")
     elif wanted in ("int", "float"):
         _check_number(reasons, item.name, value, item.metadata)
     elif wanted == "str":
         _check_text(reasons, item.name, value, item.metadata["choices"])
+
+
+def number_of(text: str) -> float | None:
+    """A number as people write learning rates, ``0.01``, ``1e-3`` or ``2^-6``; None for any other text."""
+    base, power, exponent = text.replace("**", "^").partition("^")
+    try:
+        value = float(base) ** float(exponent) if power else float(base)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return value if isinstance(value, float) else None
 
 
 def _check_number(reasons: Reasons, name: str, value: float, metadata: Mapping[str, Any]) -> None:
@@ -97,7 +111,6 @@ _NAMES: dict[Any, str] = {
     Mapping: "a mapping of config fields",
 }
 _EXAMPLES: dict[Any, str] = {
-    int: "one such as 128",
     (int, float): "one such as 0.01",
     str: "it in quotes",
     bool: "one of them",

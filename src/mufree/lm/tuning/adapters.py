@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,7 @@ def attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[s
         What is to be said of it.
 
     Raises:
-        Refused: For layers that the model does not have or that cannot be converted, nothing to train, and weights to
-            start from that belong to another model.
+        Refused: For layers that the model does not have or that cannot be converted, and nothing to train.
     """
     mx.random.seed(config.seed)
     model.freeze()
@@ -33,12 +33,13 @@ def attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[s
     if config.num_layers > layers:
         message = f"{config.num_layers} is more than the model's {layers} layers; give at most that, or -1 for all"
         refuse("out_of_range", "num_layers", message)
+    said: tuple[str, ...] = ()
     if config.fine_tune_type == "full":
         for layer in model.layers[-max(config.num_layers, 0) :]:
             layer.unfreeze()
         args.lora_parameters = None
     else:
-        _check_keys(model, args.lora_parameters.get("keys"))
+        said = _check_keys(model, args.lora_parameters.get("keys"))
         try:
             linear_to_lora_layers(
                 model, config.num_layers, args.lora_parameters, use_dora=config.fine_tune_type == "dora"
@@ -56,27 +57,40 @@ def attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[s
     if not trained:
         message = "leaves nothing to train: no layer of this model takes it; give other keys, or another model"
         refuse("nothing_to_train", "fine_tune_type", f"{config.fine_tune_type!r} {message}")
-    return _start_from(config, model) if config.resume_adapter_file else ()
+    return said
 
 
-def _check_keys(model: Any, keys: Any) -> None:
-    """Refuse names of layers that no layer has: mlx-lm passes over them."""
+def _check_keys(model: Any, keys: Any) -> tuple[str, ...]:
+    """Refuse names of layers of which no layer has one, and say which are not there: mlx-lm passes over them."""
     if keys is None:
-        return
+        return ()
     found = {name for layer in model.layers for name, _ in layer.named_modules()}
     found |= {name for name, _ in model.named_modules()}
+    known = sorted(name for name in found if name and not name.startswith(("model", "layers")))
     if not found.intersection(keys):
-        known = ", ".join(sorted(name for name in found if name and not name.startswith(("model", "layers")))[:12])
-        refuse("unknown", "lora_parameters.keys", f"{list(keys)}: the model has none of them; it has {known} …")
+        told = ", ".join(known[:12])
+        refuse("unknown", "lora_parameters.keys", f"{list(keys)}: the model has none of them; it has {told} …")
+    missing = [name for name in keys if name not in found]
+    if not missing:
+        return ()
+    near = [match for name in missing for match in get_close_matches(name, known, 1)]
+    hint = f"; did you mean {' and '.join(near)}?" if near else ""
+    return (f"lora_parameters.keys: the model has no {' and no '.join(missing)}, which mlx-lm passes over{hint}",)
 
 
 def _told(error: Exception) -> str:
     return str(error.args[0] if error.args else error)
 
 
-def _start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
-    """Load weights to start from; what is lost, and what does not go together, is said."""
+def start_from(config: FinetuneConfig, model: Any) -> tuple[str, ...]:
+    """Load weights to start from; what is lost, and what does not go together, is said.
+
+    Raises:
+        Refused: If they cannot be read, or belong to another model.
+    """
     path = Path(str(config.resume_adapter_file))
+    if path.is_dir():
+        refuse("unreadable", "resume_adapter_file", f"{path} is a folder; give its adapters.safetensors")
     try:
         saved: Any = mx.load(str(path))
     except (RuntimeError, ValueError, OSError) as error:

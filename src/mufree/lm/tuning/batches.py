@@ -41,6 +41,11 @@ class Position:
         """As JSON can hold it."""
         return asdict(self)
 
+    def restore_random_state(self) -> None:
+        """NumPy's and MLX's, as they were there."""
+        np.random.set_state(_state(self.numpy))
+        set_random_key(mx.array(self.key, mx.uint32))
+
 
 class Batches:
     """The trainer's ``iterate_batches``.
@@ -97,8 +102,7 @@ class Batches:
         np.random.set_state(self._epoch)
         for _ in range(start.taken):
             next(batches)
-        np.random.set_state(_state(start.numpy))
-        set_random_key(mx.array(start.key, mx.uint32))
+        start.restore_random_state()
 
 
 def _learned(batch: mx.array, lengths: Any) -> int:

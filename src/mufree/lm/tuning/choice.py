@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,11 +86,33 @@ def choose(config: FinetuneConfig) -> Choice:
     if not name:
         name = "adam" if config.lr_schedule else SCHEDULE_FREE
     given = config.optimizer_config or {}
-    settings = dict(given.get(name) or given.get(config.optimizer or "") or {})
+    # mlx-lm looks its own names up in lower case, and nowhere else.
+    keys = (name,) if name in CLASSES else (name, config.optimizer or "")
+    read = next((key for key in keys if given.get(key)), name)
+    settings = dict(given.get(read) or {})
     choice = _as_in_mlx_lm(config, name, settings) if name in CLASSES else _planned(config, name, settings)
-    unread = [f"optimizer_config.{other}" for other, entry in given.items() if entry and normalised(str(other)) != name]
-    lines = [f"not read, since the optimizer is {name}: {', '.join(unread)}"] if unread else []
-    return replace(choice, lines=(*choice.lines, *_length_lines(config, choice), *lines))
+    unread = [str(other) for other, entry in given.items() if entry and other != read]
+    lines = (*_not_free_lines(config, choice), *_length_lines(config, choice), *_unread_lines(name, read, unread))
+    return replace(choice, lines=(*choice.lines, *lines))
+
+
+def _unread_lines(name: str, read: str, unread: Sequence[str]) -> list[str]:
+    """Which entries of ``optimizer_config`` nobody reads."""
+    spelt = [f"optimizer_config.{other}" for other in unread if normalised(other) == name]
+    others = [f"optimizer_config.{other}" for other in unread if normalised(other) != name]
+    whose = "mlx-lm reads" if name in CLASSES else "read is"
+    said = [f"not read: {', '.join(spelt)}; {whose} optimizer_config.{read}"] if spelt else []
+    return [*said, f"not read, since the optimizer is {name}: {', '.join(others)}"] if others else said
+
+
+def _not_free_lines(config: FinetuneConfig, choice: Choice) -> list[str]:
+    """Why a run is not schedule-free."""
+    named = [name for name in ("optimizer", "lr_schedule") if getattr(config, name)]
+    if choice.schedule_free or not named:
+        return []
+    several = len(named) > 1
+    told = f"{' and '.join(named)} {'are' if several else 'is'} named; leave {'both' if several else 'it'} out"
+    return [f"not schedule-free, since {told} for a schedule-free run"]
 
 
 def _length_lines(config: FinetuneConfig, choice: Choice) -> list[str]:
@@ -175,19 +197,24 @@ def _planned(config: FinetuneConfig, name: str, settings: dict[str, Any]) -> Cho
     if config.warmup is not None and not warms:
         remedy = "which has none; leave it out" if free else f"give {where}.warmup_steps"
         reasons.add("not_read", "warmup", f"{config.warmup} is not read by {name}{',' if free else ';'} {remedy}")
-    if config.lr_schedule and ("scheduler" in settings or "scheduler_kwargs" in settings):
+    if config.lr_schedule and not free and ("scheduler" in settings or "scheduler_kwargs" in settings):
         reasons.add("conflict", f"{where}.scheduler", "is given beside lr_schedule; give one of them")
     arguments = {key: value for key, value in settings.items() if key in known}
     if warms and not {"warmup_steps", "warmup_ratio"} & settings.keys():
         arguments["warmup_steps"] = WARMUP if config.warmup is None else config.warmup
     elif warms and config.warmup is not None:
         reasons.add("conflict", "warmup", f"{config.warmup} is given beside a warmup in {where}; give one of them")
-    if config.lr_schedule:
+    if config.lr_schedule and free:
+        own = config.lr_schedule.get("warmup")
+        told = f" (its warmup of {own} is `warmup: {own}`)" if own and warms else ""
+        reasons.add("conflict", "lr_schedule", f"a schedule-free optimizer has none; leave lr_schedule out{told}")
+    elif config.lr_schedule:
         arguments["scheduler"] = dict(config.lr_schedule)
     rate, lines = _peak(config, RATE if free else MLX_LM_RATE)
     plan = None
     # A schedule-free plan has no end: nothing about the end of a run changes an update.
-    length: dict[str, Any] = {} if free and "warmup_ratio" not in arguments else {"iters": config.iters}
+    ends = "warmup_ratio" in arguments or not str(arguments.get("scheduler", "constant")).startswith("constant")
+    length: dict[str, Any] = {"iters": config.iters} if ends or not free else {}
     length["grad_accumulation_steps"] = config.grad_accumulation_steps
     try:
         plan = plan_optimizer(optimizer=name, lr=rate, **length, **arguments)
@@ -213,9 +240,13 @@ def _named(field: str, settings: Mapping[str, Any], where: str, config: Finetune
 def _average_lines(config: FinetuneConfig, plan: OptimizerPlan) -> list[str]:
     rate = f"{plan.peak_lr:g}"
     start = f" after {plan.warmup_updates} updates of warmup" if plan.warmup_updates else ""
+    if plan.optimizer_name == "RAdamScheduleFree":
+        start = ", which RAdam reaches by its own rectification (warmup is not read)"
     said = [f"no schedule: a constant rate of {rate}{start}; validation and adapters are at the average x"]
     if config.learning_rate is None:
         said.append(f"rate {rate}, ten times mlx-lm's default, which is one for its Adam; choose with learning_rate")
     else:
-        said.append(f"rate {rate} as given; one that was tuned for mlx-lm's Adam need not be the best one here")
+        usual = "schedule-free's best rate is usually 1 to 10 times an Adam's with a schedule"
+        tuned = "one that was tuned for mlx-lm's Adam need not be the best one here"
+        said.append(f"rate {rate} as given; {tuned}: {usual}")
     return said

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from mlx_lm.tuner.datasets import load_dataset
 
 from ...errors import Reasons, refuse
 from .settings import FinetuneConfig
 
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 DEFAULTS = {"prompt": "prompt", "completion": "completion", "chat": "messages", "text": "text"}
 
 
@@ -22,10 +24,16 @@ def check_folder(config: FinetuneConfig) -> None:
     """Look at a data folder's files, before anything is loaded.
 
     Raises:
-        Refused: For each file that is needed and missing, and the first wrong row of each that is there.
+        Refused: For a path that leads nowhere, each file that is needed and missing, and the first wrong row of each
+            that is there.
     """
     folder = Path(config.data)
-    if config.hf_dataset or not folder.exists():
+    if config.hf_dataset:
+        return
+    if not folder.exists():
+        if not _HUB_NAME.fullmatch(config.data):
+            message = f"{config.data!r} cannot be loaded: there is no such folder; give one with train.jsonl"
+            refuse("missing", "data", f"{message} and valid.jsonl, or the name of a data set on the hub")
         return
     reasons = Reasons()
     needed = {"train": config.train, "valid": config.train and config.val_batches != 0, "test": config.test}
@@ -60,6 +68,9 @@ def _check_rows(reasons: Reasons, path: Path, config: FinetuneConfig) -> None:
                 reasons.add("type", where, f"holds a {type(row).__name__}; write one object a line")
                 return
             wanted = wanted or _form(row, config)
+            if not wanted:
+                reasons.add("unknown", where, _no_form(row, config))
+                return
             missing = [name for name in wanted if name not in row]
             if missing:
                 message = f"has no {' and no '.join(missing)}, which the first row has; give all rows one form"
@@ -73,9 +84,22 @@ def _check_rows(reasons: Reasons, path: Path, config: FinetuneConfig) -> None:
         reasons.add("empty", str(path), "has no row; add some, or remove the file")
 
 
+def _names(config: FinetuneConfig) -> dict[str, str]:
+    return {kind: getattr(config, f"{kind}_feature") or default for kind, default in DEFAULTS.items()}
+
+
+def _no_form(row: Mapping[str, Any], config: FinetuneConfig) -> str:
+    """What a row has in place of the fields that mlx-lm reads."""
+    names = _names(config)
+    has = f"has the fields {', '.join(map(str, row))}" if row else "has no field"
+    needed = f"needed are {names['prompt']} and {names['completion']}, or {names['chat']}, or {names['text']}"
+    remedy = "or say what they are called: prompt_feature and completion_feature, or chat_feature, or text_feature"
+    return f"{has}; {needed}; name them so, {remedy}"
+
+
 def _form(row: Mapping[str, Any], config: FinetuneConfig) -> tuple[str, ...]:
-    """The keys by which mlx-lm reads rows like this one; none if it does not read them, which it says itself."""
-    names = {kind: getattr(config, f"{kind}_feature") or default for kind, default in DEFAULTS.items()}
+    """The keys by which mlx-lm reads rows like this one; none if it does not read them."""
+    names = _names(config)
     forms = ((names["prompt"], names["completion"]), (names["chat"],), (names["text"],))
     return next((form for form in forms if all(name in row for name in form)), ())
 
@@ -135,6 +159,18 @@ class Readable:
             refuse("unreadable", "data", message)
 
 
+def _refuse_sets(config: FinetuneConfig, error: Exception) -> NoReturn:
+    """Refuse what mlx-lm's loader could not load."""
+    told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    install = "; pip install datasets" if isinstance(error, ImportError) and error.name == "datasets" else ""
+    if config.hf_dataset:
+        entries = config.hf_dataset if isinstance(config.hf_dataset, list | tuple) else [config.hf_dataset]
+        paths = " or ".join(repr(entry.get("path")) for entry in entries)
+        refuse("unreadable", "hf_dataset", f"{paths} cannot be loaded, {told}{install}")
+    asked = "" if Path(config.data).exists() else f"there is no folder {config.data}, so the hub was asked: "
+    refuse("unreadable", "data", f"{config.data!r} cannot be loaded, {asked}{told}{install}")
+
+
 def load_sets(config: FinetuneConfig, args: SimpleNamespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Training, validation and test set, by mlx-lm's own loader.
 
@@ -144,8 +180,7 @@ def load_sets(config: FinetuneConfig, args: SimpleNamespace, tokenizer: Any) -> 
     try:
         train, valid, test = load_dataset(args, tokenizer)
     except Exception as error:  # the loaders raise what they like, a missing package and the hub's errors among it
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        refuse("unreadable", "hf_dataset" if config.hf_dataset else "data", f"{config.data!r} cannot be loaded, {told}")
+        _refuse_sets(config, error)
     reasons = Reasons()
     wanted = {"training": train if config.train else None, "test": test if config.test else None}
     wanted["validation"] = valid if config.train and config.val_batches != 0 else None

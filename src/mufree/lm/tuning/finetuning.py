@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ from ...training.interrupt import stop_on_signals
 from ...training.report import Metrics, Reporter, Silent
 from ...training.run import Run
 from .folder import AdapterFolder, named_adapter_path
+from .mapping import from_mapping, with_file
 from .prepare import Prepared, prepare
 from .session import Session
-from .settings import FinetuneConfig, from_mapping
+from .settings import FinetuneConfig
 from .surroundings import mean_loss
 
 
 def finetune(
-    config: FinetuneConfig | Mapping[str, Any], *, resume: bool = False, report: Reporter | None = None
+    config: FinetuneConfig | Mapping[str, Any] | str | PathLike[str],
+    *,
+    resume: bool = False,
+    report: Reporter | None = None,
 ) -> Run:
     """Fine-tune a model on mlx-lm's own trainer, or go on with the run in ``adapter_path``.
 
@@ -28,7 +33,8 @@ def finetune(
     ``x`` at every moment, and so do validation and every adapter file.
 
     Args:
-        config: mlx-lm's keys, with mlx-lm's meaning. A mapping that says neither ``train`` nor ``test`` trains.
+        config: mlx-lm's keys, with mlx-lm's meaning, or the path of a YAML file of them. A mapping may name one as
+            ``config``, over which the other keys win. Where neither ``train`` nor ``test`` is said, it trains.
         resume: Go on from the newest whole checkpoint in ``adapter_path``: optimizer state, numbering, data order and
             random state, bit for bit. Settings that are left out are the saved run's.
         report: Hears what happens.
@@ -41,14 +47,15 @@ def finetune(
         CheckpointError: If the run to go on with is another one, or none of its checkpoints is whole.
         NonFiniteLoss: If the loss blows up; the best adapters and the last checkpoint are kept.
     """
-    if isinstance(config, Mapping) and not resume:
-        config = from_mapping({"train": not config.get("test"), **config})
+    given = config.given() if isinstance(config, FinetuneConfig) else with_file(config)
+    if not isinstance(config, FinetuneConfig) and not resume:
+        config = from_mapping({"train": not given.get("test"), **given})
     with named_adapter_path():
         if resume:
-            given = config if isinstance(config, Mapping) else config.given()
             folder = AdapterFolder(Path(str(given.get("adapter_path") or FinetuneConfig(train=True).adapter_path)))
             config = from_mapping(folder.resumed(given), str(folder.path))
-        return tune_prepared(prepare(config), resume=resume, report=report or Silent())  # type: ignore[arg-type]
+        going_on = resume and not folder.is_fresh(resume)
+        return tune_prepared(prepare(config, going_on=going_on), resume=resume, report=report or Silent())  # type: ignore[arg-type]
 
 
 def tune_prepared(prepared: Prepared, *, resume: bool, report: Reporter) -> Run:
@@ -72,6 +79,7 @@ def tune_prepared(prepared: Prepared, *, resume: bool, report: Reporter) -> Run:
         if session.writes:
             session.name = folder.describe(config, identity, plan)
             made = session.start.iteration if session.start else 0
+            made = session.ended if session.nothing_left else made
             session.metrics = Metrics(folder.metrics, made, counter="iteration")
             stack.callback(session.metrics.close)
         mx.reset_peak_memory()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,21 +21,22 @@ from mlx_lm.utils import save_config
 
 from ...errors import CheckpointError, Reasons, Refused, refuse
 from ...files import failing_as_os_error, flush, read_json, there, whole_folder
+from ...training.checkpoint import checkpoints
 from ...training.folder import RunFolder
+from .mapping import with_file
+from .same_run import PLACES, differences
 from .settings import FinetuneConfig
 
 ADAPTERS = "adapters.safetensors"
 CONFIG = "adapter_config.json"
+KEPT = 2
+"""Checkpoints that are kept."""
 AT_Y = "y"
 """The folder of the last adapters at ``y``."""
 NOTES = "mufree"
 """Under which key of both files the plan is."""
 
-WHILE_GOING_ON = frozenset(
-    {"iters", "steps_per_report", "save_every", "train", "test", "test_batches", "report_to", "project_name", "config"}
-    | {"clear_cache_threshold", "adapter_path", "grad_checkpoint"}
-)
-"""Settings that may change when a run goes on: they change no update."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,13 @@ class AdapterFolder(RunFolder):
     def trainers_own(self) -> Path:
         """Where mlx-lm's trainer may write its last weights; they are written again, with the plan, and this goes."""
         return self.path / ".trainer.safetensors"
+
+    def holds(self, iteration: int) -> bool:
+        """Whether the last adapters are here, and are those of an iteration."""
+        try:
+            return there(self.path / ADAPTERS) and read_json(self.path / CONFIG)[NOTES]["iteration"] == iteration
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def keep_numbered(self, iteration: int) -> None:
         """A copy of the adapters under the iteration's number, as mlx-lm keeps them."""
@@ -91,15 +100,61 @@ class AdapterFolder(RunFolder):
             refuse("occupied", "adapter_path", message)
         return None
 
+    def replaced(self) -> tuple[str, ...]:
+        """A sentence where a run would replace adapters that are not one of ours."""
+        if there(self.description) or not there(self.path / ADAPTERS):
+            return ()
+        try:
+            ours = NOTES in read_json(self.path / CONFIG)
+        except (OSError, ValueError, TypeError):
+            ours = False
+        whose = "of another run of mufree lora" if ours else "that mlx_lm.lora wrote"
+        stale = sorted(path.name for path in self.path.glob(f"[0-9]*_{ADAPTERS}"))
+        left = f"; its numbered files stay until the run has such numbers: {', '.join(stale[:4])}" if stale else ""
+        left += " …" if len(stale) > 4 else ""
+        return (f"replaces adapters {whose}: {self.path / ADAPTERS} and {CONFIG}{left}",)
+
+    def place_to_go_on(self) -> str:
+        """A sentence on where a run that goes on does so."""
+        path, passed_over = self.latest()
+        return "; ".join([*passed_over, f"goes on from {path}" if path else "has no checkpoint yet: starts anew"])
+
     def resumed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The saved settings with what is given anew over them."""
         if not there(self.description) and there(self.path / ADAPTERS):
             message = f"{self.path} holds adapters, but no optimizer state to go on from"
             remedy = f"start from their weights with --resume-adapter-file {self.path / ADAPTERS}"
             refuse("missing", "adapter_path", f"{message}; {remedy}")
+        self._check_not_gone()
         known = {item.name for item in fields(FinetuneConfig)}
-        saved = {name: value for name, value in self.saved()["settings"].items() if name in known}
-        return {**saved, **{k: v for k, v in given.items() if v is not None}, "adapter_path": str(self.path)}
+        given = {name: value for name, value in with_file(given).items() if value is not None}
+        described = self.saved()
+        saved = {name: value for name, value in described["settings"].items() if name in known - {"config"}}
+        settings = {**saved, **given, "adapter_path": str(self.path)}
+        reasons = Reasons()
+        for name in PLACES:
+            if name not in given and saved.get(name) and not (name == "data" and settings.get("hf_dataset")):
+                settings[name] = _place(reasons, name, saved[name], described.get("places"))
+        reasons.refuse_if_any(CheckpointError)
+        return settings
+
+    def describe(self, config: Any, identity: Mapping[str, Any], plan: Mapping[str, Any], **more: Any) -> str:
+        """Keep what the run is, and where its model and data lie."""
+        named = {name: getattr(config, name) for name in PLACES}
+        places = {name: str(Path(value).absolute()) for name, value in named.items() if value and there(Path(value))}
+        return RunFolder.describe(self, config, identity, plan, places=places, **more)
+
+    def _check_not_gone(self) -> None:
+        """Refuse to begin anew over what was trained: without a checkpoint there is nothing to go on from."""
+        if checkpoints(self.checkpoints):
+            return
+        numbered = sorted(self.path.glob(f"[0-9]*_{ADAPTERS}"))[-1:]
+        places = (self.path / ADAPTERS, *numbered, self.export / ADAPTERS, self.at_y / ADAPTERS)
+        left = next((path for path in places if there(path) and not _is_start(path.parent / CONFIG)), None)
+        if left is not None:
+            message = f"{self.path} has been trained, and its checkpoints are gone; start another run from the weights"
+            remedy = f"that are left, in another folder: --resume-adapter-file {left}"
+            refuse("missing", "adapter_path", f"{message} {remedy}", CheckpointError)
 
     def check_going_on(self, config: FinetuneConfig, identity: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         """Refuse to go on with other settings, another model or other data.
@@ -107,25 +162,39 @@ class AdapterFolder(RunFolder):
         Raises:
             CheckpointError: With every difference that would change an update.
         """
-        saved = self.saved()
-        reasons = Reasons()
-        for item in fields(config):
-            value, before = getattr(config, item.name), saved["settings"].get(item.name)
-            if item.name not in WHILE_GOING_ON and json.loads(json.dumps(value)) != before:
-                message = f"{value!r} contradicts the saved run's {before!r}; leave it out"
-                reasons.add("contradiction", item.name, message)
-        ends = plan.get("meaning") == "mufree" and plan["scheduler"] not in ("constant", "mlx_lm")
-        if ends and config.iters != saved["settings"]["iters"]:
-            message = (
-                f"{config.iters} would change the schedule, planned for {saved['settings']['iters']}; leave it out"
-            )
-            reasons.add("contradiction", "iters", message)
-        sources = {"model_config": "model", "train_rows": "data", "valid_rows": "data", "scaling": "tuned_on"}
-        for name, value in identity.items() if not reasons.found else ():
-            if json.loads(json.dumps(value)) != saved["identity"].get(name):
-                message = f"is not that of the run in {self.path}; give the one that it started with"
-                reasons.add("contradiction", sources[name], f"{name} {message}")
+        reasons = differences(config, identity, plan, self.saved())
+        made = max((int(path.name) for path in checkpoints(self.checkpoints)), default=0)
+        if config.iters < made:
+            message = f"{config.iters} is less than the {made} micro-batches that the run has used already"
+            reasons.add("out_of_range", "iters", f"{message}; give more to go on, or leave it out")
         reasons.refuse_if_any(CheckpointError)
+
+
+def _place(reasons: Reasons, name: str, value: str, places: Mapping[str, str] | None) -> str:
+    """Where something is that the saved settings name: there, or where it was when the run was started."""
+    was = (places or {}).get(name)
+    if there(Path(value)):
+        return value
+    if was and there(Path(was)):
+        return was
+    from_hub = not was if places is not None else _HUB_NAME.fullmatch(value)
+    if not from_hub:
+        kind = "is not there any more" if Path(value).is_absolute() else _relative(was)
+        reasons.add("missing", name, f"{value!r} {kind}; give --{name.replace('_', '-')}")
+    return value
+
+
+def _relative(was: str | None) -> str:
+    told = f" ({was} is not there any more)" if was else ""
+    return f"is relative to the folder that the run was started in{told}"
+
+
+def _is_start(described: Path) -> bool:
+    """Whether adapters are those that a run began with, kept by its very first validation."""
+    try:
+        return bool(read_json(described)[NOTES]["iteration"] == 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def save_adapters(folder: Path, weights: Mapping[str, mx.array], args: Any, notes: Mapping[str, Any]) -> None:

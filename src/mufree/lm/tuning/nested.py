@@ -15,6 +15,7 @@ from ...training.options import LARGEST
 LORA = ("rank", "dropout", "scale", "keys")
 FEATURES = ("prompt_feature", "completion_feature", "chat_feature", "text_feature")
 HF_DATASET = ("path", "config", "train_split", "valid_split", "test_split", "mask_prompt", *FEATURES)
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*(M|G|MB|GB)?", re.IGNORECASE)
 _UNITS = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 
@@ -75,6 +76,17 @@ def check_lr_schedule(reasons: Reasons, value: Any) -> None:
     mlx_lm.check_mapping(found, value, None)
     for reason in found.found:
         reasons.found.append(replace(reason, field=reason.field.replace("scheduler", "lr_schedule", 1)))
+
+
+def as_numbers(value: Any) -> Any:
+    """The same with every text that mlx-lm's YAML reader takes for a number as one, such as ``1e-6``."""
+    if isinstance(value, Mapping):
+        return {name: as_numbers(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(as_numbers(entry) for entry in value)
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        return int(value) if value.lstrip("+-").isdigit() else float(value)
+    return value
 
 
 def check_size(reasons: Reasons, value: Any) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters
 
+from ...plan import OptimizerPlan
 from ..memory_plan import size_text
+from .folder import KEPT
 from .prepare import Prepared
 from .scaling import summary, table_lines
 
@@ -19,7 +21,9 @@ def overview(prepared: Prepared) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     table = table_lines(prepared.scales)
-    return "\n".join([*lines, *table, *memory_lines(prepared), *(f"note: {text}" for text in prepared.notes)])
+    return "\n".join(
+        [*lines, *table, *memory_lines(prepared), *disk_lines(prepared), *(f"note: {text}" for text in prepared.notes)]
+    )
 
 
 def trained_size(prepared: Prepared) -> tuple[int, int]:
@@ -31,6 +35,18 @@ def trained_size(prepared: Prepared) -> tuple[int, int]:
 def memory_lines(prepared: Prepared) -> tuple[str, ...]:
     """What the run will take of the memory."""
     return prepared.memory.lines() if prepared.memory else ()
+
+
+def disk_lines(prepared: Prepared) -> tuple[str, ...]:
+    """What the run will take of the disk."""
+    if prepared.memory is None:
+        return ()
+    config = prepared.config
+    adapters = sum(array.nbytes for _, array in tree_flatten(prepared.model.trainable_parameters()))
+    each = size_text(2 * adapters + prepared.memory.state)  # x and y, the same where nothing is averaged
+    numbered = config.iters // config.save_every
+    kept = f"the last, the best, and {numbered} numbered" if numbered else "the last and the best"
+    return (f"disk: {KEPT} checkpoints of about {each} each; adapters of {size_text(adapters)} each: {kept}",)
 
 
 def peak_line(prepared: Prepared, peak: int) -> str:
@@ -76,9 +92,31 @@ def _tuned(prepared: Prepared) -> str:
 
 def _optimizer_rows(prepared: Prepared) -> Iterable[tuple[str, str]]:
     plan = prepared.plan()
-    yield "optimizer", f"{plan['optimizer']} (asked for as {plan['requested_optimizer']}; meaning: {plan['meaning']})"
+    asked = f"asked for as {plan['requested_optimizer']}; " if prepared.config.optimizer else ""
+    yield "optimizer", f"{plan['optimizer']} ({asked}meaning: {plan['meaning']})"
     options = ", ".join(f"{name}={value}" for name, value in plan["scheduler_options"].items())
     yield "rate", f"{plan['peak_lr']:g}, {plan['scheduler']}{f'({options})' if options else ''}"
     yield "scales", summary(prepared.config, prepared.scales)
     yield "warmup", f"{plan['warmup_updates']} updates" if plan["warmup_updates"] else ""
+    if prepared.choice is not None and prepared.choice.plan is not None and prepared.choice.schedule_free:
+        yield "settings", _settings(prepared.choice.plan)
+        return
     yield "weight decay", f"{plan['weight_decay']:g}" if plan["weight_decay"] else ""
+
+
+def _settings(plan: OptimizerPlan) -> str:
+    """Everything else that decides a schedule-free run, zeros too."""
+    parts = [f"betas {plan.betas[0]:g}, {plan.betas[1]:g}"] if plan.betas else []
+    parts += [f"momentum {plan.momentum:g}"] if plan.momentum is not None else []
+    parts += [f"eps {plan.eps:g}"] if plan.eps is not None else []
+    clipped = f"max_grad_norm {plan.max_grad_norm:g}" if plan.max_grad_norm else "no max_grad_norm"
+    parts += [
+        f"weight decay {plan.weight_decay:g}",
+        clipped,
+        *(f"{name} {_text(value)}" for name, value in plan.options),
+    ]
+    return "; ".join(parts)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

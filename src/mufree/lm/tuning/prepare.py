@@ -20,9 +20,12 @@ from mlx_lm.utils import load
 from ...errors import Reasons, refuse
 from ...mup import Scales
 from ..memory_plan import MemoryPlan
-from .adapters import attach, load_trained, validation_notes
+from .adapters import attach, load_trained, start_from, validation_notes
+from .base_weights import tokenizer_digest, weights_digest
 from .choice import Choice, choose
 from .data import Readable, check_folder, load_sets
+from .data_notes import data_notes
+from .folder import AdapterFolder
 from .memory import plan_memory
 from .nested import size_of
 from .optimizers import build
@@ -66,7 +69,10 @@ class Prepared:
     def identity(self) -> dict[str, Any]:
         """What a run must share with the one that it goes on from, beside its settings."""
         rows = {"train_rows": self.train.digest, "valid_rows": self.valid.digest}
-        return {"model_config": self.model_config, **rows, "scaling": scales_identity(self.scales)}
+        model = self.config.model
+        base = {"model_config": self.model_config, "base_weights": weights_digest(model)}
+        base |= {"tokenizer": tokenizer_digest(model)}
+        return {**base, **rows, "scaling": scales_identity(self.scales)}
 
     def plan(self) -> dict[str, Any]:
         """The optimizer's plan, as JSON can hold it."""
@@ -75,17 +81,19 @@ class Prepared:
         return {**self.choice.as_metadata(self.config), "scales": as_metadata(self.config, self.scales)}
 
 
-def prepare(config: FinetuneConfig, *, lazy: bool = False) -> Prepared:
+def prepare(config: FinetuneConfig, *, lazy: bool = False, going_on: bool = False) -> Prepared:
     """Decide everything from the settings: optimizer, data, model, adapters.
 
     Args:
         config: The settings.
         lazy: Leave the model's weights on the disk until they are used, for a look at the plan.
+        going_on: A checkpoint replaces the adapters, so that what they would start from is not read.
 
     Raises:
         Refused: With every reason that settings, data, model and adapters give.
     """
     reasons = Reasons()
+    replaced = AdapterFolder(Path(config.adapter_path)).replaced() if config.train else ()
     choice = reasons.attempt(choose, config) if config.train else None
     reasons.attempt(check_folder, config)
     reasons.attempt(_check_reporters, config)
@@ -98,15 +106,19 @@ def prepare(config: FinetuneConfig, *, lazy: bool = False) -> Prepared:
     if loaded is not None:
         model, tokenizer, model_config = loaded
         sets = reasons.attempt(load_sets, config, args, tokenizer) if not reasons.found else None
-        said = reasons.attempt(_attach, config, args, model)
-        notes = said or ()
-        if choice is not None and said is not None:
+        attached = reasons.attempt(_attach, config, args, model, going_on=going_on)
+        notes = attached or ()
+        if choice is not None and attached is not None:
             scales = reasons.attempt(scales_of, config, model, model_config)
     train, valid, test = reasons.settled(sets)
     optimizer = memory = None
-    if choice is not None:
+    used = {"train": train, "valid": valid} if config.train else {}
+    said = data_notes(config, used | ({"test": test} if config.test else {}))
+    if choice is None:
+        notes = (*notes, *said)
+    else:
         optimizer, told = build(choice, config, model, scales)
-        notes = (*choice.lines, *told, *notes, *validation_notes(config, valid))
+        notes = (*choice.lines, *told, *replaced, *notes, *validation_notes(config, valid), *said)
         memory = plan_memory(config, model, optimizer, train)
     mx.eval(model.trainable_parameters())
     return Prepared(config, args, model, model_config, train, valid, test, choice, optimizer, scales, memory, notes)
@@ -142,8 +154,11 @@ def _load(config: FinetuneConfig, *, lazy: bool) -> tuple[Any, Any, dict[str, An
     return model, tokenizer, dict(model_config)
 
 
-def _attach(config: FinetuneConfig, args: SimpleNamespace, model: Any) -> tuple[str, ...]:
-    return (attach if config.train else load_trained)(config, args, model)
+def _attach(config: FinetuneConfig, args: SimpleNamespace, model: Any, *, going_on: bool) -> tuple[str, ...]:
+    if not config.train:
+        return load_trained(config, args, model)
+    said = attach(config, args, model)
+    return (*said, *start_from(config, model)) if config.resume_adapter_file and not going_on else said
 
 
 def _check_reporters(config: FinetuneConfig) -> None:

@@ -21,13 +21,10 @@ from ...training.part import Part
 from ...training.report import Metrics, Reporter
 from ...training.run import Run
 from .batches import Batches, Position
-from .folder import AdapterFolder, replace_adapters, save_adapters
+from .folder import KEPT, AdapterFolder, replace_adapters, save_adapters
 from .periods import Since, WhenDue
 from .prepare import Prepared
 from .surroundings import Trained, left_as_it_was, mean_loss
-
-KEPT = 2
-"""Checkpoints that are kept."""
 
 
 class Session(Part):
@@ -41,6 +38,7 @@ class Session(Part):
     """
 
     folder: AdapterFolder
+    _NOTHING = "the run has used {} micro-batches already; for more give --iters"
 
     def __init__(self, prepared: Prepared, folder: AdapterFolder, report: Reporter) -> None:
         self.prepared, self.folder, self.report = prepared, folder, report
@@ -52,7 +50,8 @@ class Session(Part):
         self.start: Position | None = None
         self.boundary: Position | None = None
         self.name = ""
-        self.saved = -1
+        self.saved: tuple[int, int] = -1, -1
+        self.ended = -1  # after how many iterations the last validation was made
         self.best: dict[str, Any] = {}
         self._others: Any = None
         self._loss = "valid_loss_x" if self.averages else "valid_loss"
@@ -65,8 +64,14 @@ class Session(Part):
         facts = load_checkpoint(path, Trained(self.model), self.optimizer)
         self.start = self.boundary = Position(**facts["position"])
         self.run.losses, self.best = dict(facts["losses"]), dict(facts["best"])
-        self.saved = self.start.iteration
+        self.ended = int(facts.get("ended", self.start.iteration))
+        self.saved = self.start.iteration, self.ended
         self._say_going_on(path)
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether the saved run has ended at this very length, and its adapters are in place."""
+        return self.start is not None and self.ended == self.config.iters and self.folder.holds(self.ended)
 
     def train(self, stop: StopRequest) -> Run:
         """Train to the end, or until somebody asks to stop; then validate, save and test."""
@@ -74,6 +79,10 @@ class Session(Part):
         self.batches = Batches(self._due, self._between, self.start)
         made = self.batches.iteration
         config = self.config
+        if self.nothing_left:
+            self._tell(self.report.note, self._NOTHING.format(self.ended))
+            self.run.update = self._update()
+            return self._conclude()
         if made < config.iters:
             self._others = get_reporting_callbacks(
                 config.report_to,
@@ -102,9 +111,11 @@ class Session(Part):
                 self._tell(self.report.stop)
                 self.folder.trainers_own.unlink(missing_ok=True)
         else:
-            self._tell(self.report.note, f"the run has used {made} micro-batches already; for more give --iters")
+            if self.start is not None:
+                self.start.restore_random_state()
+            self._tell(self.report.note, self._NOTHING.format(made))
         self._finish()
-        return self.run
+        return self._conclude()
 
     def _trainer_settings(self, made: int) -> TrainingArgs:
         config = self.config
@@ -200,18 +211,19 @@ class Session(Part):
         save_adapters(self.folder.path, weights, self.prepared.args, notes)
         if numbered:
             self.folder.keep_numbered(made)
-        if self.boundary.iteration == self.saved:
+        if (self.boundary.iteration, self.ended) == self.saved:
             return
-        facts = {"run": self.name, "position": self.boundary.as_dict(), "losses": self.run.losses, "best": self.best}
+        facts: dict[str, Any] = {"run": self.name, "position": self.boundary.as_dict(), "losses": self.run.losses}
+        facts |= {"best": self.best, "ended": self.ended}
         path = self.folder.checkpoint(self.boundary.iteration)
         save_checkpoint(path, Trained(self.model), self.optimizer, {**facts, "plan": self.prepared.plan()})
-        self.saved = self.boundary.iteration
+        self.saved = self.boundary.iteration, self.ended
         prune(path, KEPT)
 
     def _blown_up(self, what: str) -> None:
         kept = (
-            f"the last checkpoint is {self.folder.checkpoint(self.saved)}"
-            if self.saved >= 0
+            f"the last checkpoint is {self.folder.checkpoint(self.saved[0])}"
+            if self.saved[0] >= 0
             else "there is no checkpoint yet"
         )
         raise NonFiniteLoss(f"{what}; {kept}. Start again in another folder, with a lower learning_rate or more warmup")
@@ -219,18 +231,23 @@ class Session(Part):
     def _finish(self) -> None:
         made = self.batches.iteration
         self.run.update, self.run.signal = self._update(), self.stop.signal if self.stop else None
-        if made % self.config.grad_accumulation_steps == 0:
+        if made % self.config.grad_accumulation_steps == 0 and made != getattr(self.start, "iteration", -1):
             self.boundary = self.batches.position()
         if self.run.signal is not None:
             self._tell(self.report.note, f"stopping after update {self.run.update}: saving; a second time ends at once")
-        elif self.prepared.valid:
+        elif self.prepared.valid and made != self.ended:
             self._last_validation(made)
+        self.ended = made if self.run.signal is None else -1
         self._save(numbered=made % self.config.save_every == 0)
+
+    def _conclude(self) -> Run:
+        """What the run came to, and the loss on the test set."""
         if self.folder.export.is_dir():
             self.run.export = self.folder.export
             self.run.losses["best_valid_loss"] = self.best["loss"]
         if self.config.test and self.run.signal is None:
             self.run.losses["test_loss"] = mean_loss(self.prepared, self.prepared.test, self.config.test_batches)
+        return self.run
 
     def _last_validation(self, made: int) -> None:
         """After the last update, at ``x`` and at ``y``, on the same rows; nothing is drawn or changed by it."""

@@ -10,12 +10,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ...errors import Reasons, refuse
-from ...training.options import check, option
-from .nested import check_hf_dataset, check_lora_parameters, check_lr_schedule, check_optimizer_config, check_size
+from ...errors import Reasons
+from ...training.options import check, number_of, option
+from .nested import (
+    as_numbers,
+    check_hf_dataset,
+    check_lora_parameters,
+    check_lr_schedule,
+    check_optimizer_config,
+    check_size,
+)
 
 TYPES = ("lora", "dora", "full")
 WARMUP = 20
+LORA_DEFAULTS = {"rank": 8, "dropout": 0.0, "scale": 20.0}
+"""mlx-lm's ``lora_parameters`` where none are given."""
 BASES = ("tuned_on", "base_width")
 """Settings that name the model on which the rate was tuned."""
 SCALING = (*BASES, "lora_ratio")
@@ -47,7 +56,7 @@ class FinetuneConfig:
     iters: int = option(1000, "micro-batches of the run", group="run", low=1)
     adapter_path: str = option("adapters", "folder that the run writes", group="run")
     resume_adapter_file: str | None = option(None, "start from these weights, and nothing else", group="run")
-    config: str | None = option(None, "not read: the file's own name, as in mlx-lm", group="run")
+    config: str | None = option(None, "a YAML file of more settings; those beside it win", group="run")
 
     data: str = option("mlx-community/WikiSQL", "folder of {train, valid, test}.jsonl, or its hub name", group="data")
     hf_dataset: Mapping[str, Any] | tuple[Any, ...] | None = option(
@@ -72,7 +81,9 @@ class FinetuneConfig:
         None, "the rate (default: mlx-lm's 1e-5; ten times that where schedule-free)", group="optimizer"
     )
     lr_schedule: Mapping[str, Any] | None = option(None, "mlx-lm's schedule (YAML only)", group="optimizer")
-    warmup: int | None = option(None, f"updates of schedule-free warmup (default: {WARMUP})", group="optimizer", low=0)
+    warmup: int | None = option(
+        None, f"updates of schedule-free warmup (default: {WARMUP})", group="optimizer", low=0, example=WARMUP
+    )
     grad_accumulation_steps: int = option(1, "micro-batches an update", group="optimizer", low=1)
 
     tuned_on: str | None = option(
@@ -102,6 +113,12 @@ class FinetuneConfig:
     )
 
     def __post_init__(self) -> None:
+        for name in _NUMERIC:
+            object.__setattr__(self, name, as_numbers(getattr(self, name)))
+        for name in ("learning_rate", "lora_ratio"):
+            value = getattr(self, name)
+            number = number_of(value) if isinstance(value, str) else None
+            object.__setattr__(self, name, value if number is None else number)
         reasons = Reasons()
         for item in fields(self):
             value = getattr(self, item.name)
@@ -118,6 +135,8 @@ class FinetuneConfig:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+_NUMERIC = ("lora_parameters", "optimizer_config", "lr_schedule")
+"""Mappings in which text that is a number is one."""
 _NESTED: Mapping[str, Any] = {
     "lora_parameters": check_lora_parameters,
     "hf_dataset": check_hf_dataset,
@@ -140,6 +159,9 @@ def _check_together(reasons: Reasons, config: FinetuneConfig) -> None:
         message = f"{iters} micro-batches make no update, since {accumulation} make one; give at least {accumulation}"
         reasons.add("out_of_range", "iters", message)
     _check_base(reasons, config)
+    if config.config is not None:
+        message = f"{config.config!r} is read where settings are a mapping or a file; give its settings themselves"
+        reasons.add("not_read", "config", message)
     rate = config.learning_rate
     if isinstance(rate, (int, float)) and rate < 0:
         reasons.add("out_of_range", "learning_rate", f"{rate!r} is negative; give a finite number ≥ 0")
@@ -154,24 +176,3 @@ def _check_base(reasons: Reasons, config: FinetuneConfig) -> None:
     if named and config.learning_rate is None and not config.lr_schedule:
         message = f"is missing, and {named[0]} says on what it was tuned; give the rate that was found there"
         reasons.add("missing", "learning_rate", message)
-
-
-def from_mapping(settings: Mapping[str, Any], source: str = "config") -> FinetuneConfig:
-    """A config from a parsed file; what is null there is as if it were missing, as in mlx-lm.
-
-    Args:
-        settings: Keys and values.
-        source: Where they come from, for the errors.
-
-    Raises:
-        Refused: For unknown keys and wrong values, all at once.
-    """
-    if not isinstance(settings, Mapping):
-        refuse("type", source, f"{settings!r} is no mapping of settings; give mlx-lm's keys and their values")
-    reasons = Reasons()
-    known = sorted(item.name for item in fields(FinetuneConfig))
-    for name in settings:
-        if name not in known:
-            reasons.add_unknown(f"{source}: {name}", name, known, "key")
-    values = {name: value for name, value in settings.items() if name in known and value is not None}
-    return reasons.settled(reasons.attempt(FinetuneConfig, **values))
