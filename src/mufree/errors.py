@@ -28,6 +28,17 @@ SECTIONS: Mapping[str, str] = {
 """Which section of the README says more about a kind of problem."""
 
 
+SHOWN = 3
+"""Places that a sentence names before it says how many more there are."""
+
+
+def shown(items: Iterable[Any]) -> str:
+    """The first few of several things, and how many more there are: a list of every leaf of a model is not read."""
+    found = [str(item) for item in items]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One problem of an input.
@@ -56,7 +67,9 @@ class Reason:
 
 
 class Refused(ValueError):
-    """An input that mufree does not accept, with every reason in ``reasons``; its text has one line for each.
+    """An input that mufree does not accept, with every reason in ``reasons``.
+
+    Its text has one line for each; the same problem at more than three places is one line with the first of them.
 
     Args:
         reasons: At least one :class:`Reason`.
@@ -64,7 +77,15 @@ class Refused(ValueError):
 
     def __init__(self, reasons: Iterable[Reason]) -> None:
         self.reasons: tuple[Reason, ...] = tuple(reasons)
-        super().__init__("\n".join(str(reason) for reason in self.reasons))
+        places: dict[str, list[str]] = {}
+        for reason in self.reasons:
+            places.setdefault(reason.message, []).append(reason.field)
+        lines = [
+            f"{place}: {message}"
+            for message, found in places.items()
+            for place in ([shown(found)] if len(found) > SHOWN else found)
+        ]
+        super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[type[Refused], tuple[tuple[Reason, ...]]]:
         return type(self), (self.reasons,)

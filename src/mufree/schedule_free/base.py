@@ -15,14 +15,15 @@ import mlx.core as mx
 import mlx.optimizers
 
 from ..errors import CheckpointError, Reasons
+from ..sizes import check_sizes
 from .averaging import HOLDS_X, RESERVED, Averaging, initial_scalars
-from .checks import check_rate
 from .conversion import convert
 from .form import Form, Holds
 from .gradient_point import at_y, gradient_points
 from .held import parameter_tree
 from .kernels import Member, advance_scalars, join_late, update_members
 from .modes import Modes
+from .peak_rate import PeakRate
 from .rule import Rule
 from .scales import ScaleMapping, multipliers
 from .state import Layout, check_gradients, check_parameters, check_same_leaves, check_scalars
@@ -31,7 +32,7 @@ from .tree import assign, beside, mirror, place, replace_leaves, tracing, walk
 RateLike = float | mx.array | Callable[[mx.array], mx.array | float]
 
 
-class ScheduleFree(Modes, mlx.optimizers.Optimizer):
+class ScheduleFree(Modes, PeakRate, mlx.optimizers.Optimizer):
     """The base of the schedule-free optimizers; subclasses only choose a rule and check their settings.
 
     Args:
@@ -61,6 +62,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         self._averaging = averaging
         self._scales = scales
         self._begun = False
+        self._met = scales is None
         self._loaded = False
         self._rate: float | None = None
         self.state[RESERVED] = initial_scalars(holds_x=model_holds == "x")
@@ -74,32 +76,6 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
     def model_holds(self) -> Holds:
         """Which sequence the model holds, ``"y"`` or ``"x"``."""
         return self._layout.form.holds
-
-    @property
-    def learning_rate(self) -> mx.array:
-        """The peak rate that the next update starts from. Set it to a number or a scalar array at any time."""
-        return self.state["learning_rate"]
-
-    @learning_rate.setter
-    def learning_rate(self, value: float | mx.array) -> None:
-        reasons = Reasons()
-        check_rate(reasons, value)
-        reasons.refuse_if_any()
-        self._rate = None if isinstance(value, mx.array) else float(value)
-        self.state["learning_rate"] = self._scalar(value)
-
-    @property
-    def scheduled_lr(self) -> mx.array:
-        """The rate that the last update really used, warmup included; 0 before the first."""
-        return self.state[RESERVED]["scheduled_lr"]
-
-    @property
-    def _scalar_dtype(self) -> mx.Dtype:
-        return self.state[RESERVED]["weight_sum"].dtype
-
-    def _scalar(self, value: Any) -> mx.array:
-        """A rate as an array without axes: with one it would give one to parameters that have none."""
-        return value.reshape(()) if isinstance(value, mx.array) else mx.array(float(value), self._scalar_dtype)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -141,11 +117,11 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
 
         Raises:
             Refused: For a tree that cannot be optimised, with every reason; nothing has changed then.
+            ShapeMismatch: For scales of a model of other widths, likewise.
             CheckpointError: For a loaded state that does not fit the parameters, likewise.
         """
+        check_parameters(parameters, self._scales)
         reasons = Reasons()
-        check_parameters(reasons, parameters, self._scales)
-        reasons.refuse_if_any()
         found = [
             (path, parameter, leaf) for path, parameter, leaf in walk(parameters, self._state) if parameter is not None
         ]
@@ -162,18 +138,6 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
                     leaf.update(self._layout.start(parameter))
         self._begun, self._loaded, self._initialized = True, False, True
 
-    def _widen(self) -> None:
-        """Make the scalars float64, with the rate as it was given: through float32 it would lose 4e-9."""
-        if self._scalar_dtype == mx.float64:
-            return
-        scalars = self.state[RESERVED]
-        scalars.update({name: value.astype(mx.float64) for name, value in scalars.items() if value.dtype != mx.bool_})
-        rate = self.state["learning_rate"]
-        if self._rate is not None and not tracing(rate) and rate.item() == mx.array(self._rate).item():
-            self.state["learning_rate"] = mx.array(self._rate, mx.float64)
-        else:
-            self.state["learning_rate"] = rate.astype(mx.float64)
-
     def update(self, model: Any, gradients: dict[str, Any]) -> None:
         """One update of ``model``, in place.
 
@@ -185,8 +149,17 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
 
         Raises:
             Refused: If the model holds ``x`` in place of ``y``, or a parameter cannot be optimised.
+            ShapeMismatch: If the scales are those of another model.
         """
+        if not self._met:
+            self._meet(model)
         self._advance(gradients, model, lambda values: place(model, values))
+
+    def _meet(self, model: Any) -> None:
+        """Compare the scales with a whole module: they may be those of a deeper one."""
+        if hasattr(model, "parameters"):
+            check_sizes(self._scales, {}, model_paths={path for path, _ in walk(model.parameters())})
+        self._met = True
 
     def apply_gradients(self, gradients: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
         """One update, returning the new parameters in the structure of ``gradients``.
@@ -280,9 +253,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         found = [(path, g, p, leaf) for path, g, p, leaf in walk(gradients, parameters, self._state) if g is not None]
         joining = [(path, g, p) for path, g, p, leaf in found if not leaf]
         if joining:
-            reasons = Reasons()
-            check_parameters(reasons, beside(gradients, parameters), self._scales)
-            reasons.refuse_if_any()
+            check_parameters(beside(gradients, parameters), self._scales)
             if any(parameter.dtype == mx.float64 for _, _, parameter in joining):
                 self._widen()
             mirror(gradients, self._state)

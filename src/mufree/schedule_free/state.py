@@ -7,16 +7,18 @@ master weights, the float32 weights under the name of the sequence that the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import CheckpointError, Reasons, refuse
+from ..sizes import check_sizes
 from .averaging import HOLDS_X, RESERVED, initial_scalars
 from .form import HALF, Form, Leaf, working_dtype
 from .rule import Rule
+from .scales import ScaleMapping
 from .tree import walk
 
 FLOATING = (mx.float16, mx.bfloat16, mx.float32, mx.float64)
@@ -78,31 +80,35 @@ class Layout:
                 reasons.add("unknown", f"{path}.{name}", message)
 
 
-def check_parameters(reasons: Reasons, parameters: Any, known_paths: Iterable[str] | None) -> None:
-    """Note every reason why a parameter tree cannot be optimised.
+def check_parameters(parameters: Any, scales: ScaleMapping | None) -> None:
+    """Refuse a parameter tree that cannot be optimised.
 
     Args:
-        reasons: Where to note them.
         parameters: A dict of dicts, lists and tuples of arrays.
-        known_paths: Paths that have scales; None if there are no scales.
+        scales: Scales by path; None if there are none.
+
+    Raises:
+        Refused: With every path at fault.
+        ShapeMismatch: If the scales are those of a model of other widths.
     """
     if not isinstance(parameters, dict):
-        reasons.add("tree", "parameters", f"a {type(parameters).__name__}; give a dict of parameters")
-        return
+        refuse("tree", "parameters", f"a {type(parameters).__name__}; give a dict of parameters")
+    reasons = Reasons()
     for name in TAKEN:
         if name in parameters:
             reasons.add("reserved", name, "the optimizer's own state uses this name; rename the parameter or module")
     leaves = [(path, leaf) for path, leaf in walk(parameters) if leaf is not None]
     if not leaves:
         reasons.add("empty", "parameters", "no parameter at all; unfreeze some, or leave this optimizer out")
-    unscaled = set() if known_paths is None else {path for path, _ in leaves} - set(known_paths)
     for path, leaf in leaves:
         dtype = getattr(leaf, "dtype", type(leaf).__name__)
         if dtype not in FLOATING:
             message = f"{dtype}; only float16, bfloat16, float32 and float64 can be trained; freeze it"
             reasons.add("dtype", path, message + (" (a quantised weight)" if dtype == mx.uint32 else ""))
-        if path in unscaled:
+        if scales is not None and path not in scales:
             reasons.add("unscaled", path, "has no scale; make the scales from this model")
+    reasons.refuse_if_any()
+    check_sizes(scales, {path: leaf.shape for path, leaf in leaves})
 
 
 def check_gradients(layout: Layout, gradients: Any, parameters: Any, state: Any) -> None:
