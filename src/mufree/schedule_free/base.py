@@ -16,11 +16,12 @@ import mlx.optimizers
 
 from ..errors import CheckpointError, Reasons
 from ..sizes import check_sizes
-from .averaging import HOLDS_X, RESERVED, Averaging, initial_scalars
+from .averaging import HOLDS_X, RESERVED, Averaging
 from .conversion import convert
 from .form import Form, Holds
 from .gradient_point import at_y, gradient_points
 from .held import parameter_tree
+from .identity import Identity, starting_scalars
 from .kernels import Member, advance_scalars, join_late, update_members
 from .modes import Modes
 from .peak_rate import PeakRate
@@ -32,7 +33,7 @@ from .tree import assign, beside, mirror, place, replace_leaves, tracing, walk
 RateLike = float | mx.array | Callable[[mx.array], mx.array | float]
 
 
-class ScheduleFree(Modes, PeakRate, mlx.optimizers.Optimizer):
+class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
     """The base of the schedule-free optimizers; subclasses only choose a rule and check their settings.
 
     Args:
@@ -65,7 +66,7 @@ class ScheduleFree(Modes, PeakRate, mlx.optimizers.Optimizer):
         self._met = scales is None
         self._loaded = False
         self._rate: float | None = None
-        self.state[RESERVED] = initial_scalars(holds_x=model_holds == "x")
+        self.state[RESERVED] = starting_scalars(self._layout.form, rule)
         if callable(learning_rate):
             self._schedulers["learning_rate"] = learning_rate
             self.learning_rate = learning_rate(self.step)
@@ -86,7 +87,7 @@ class ScheduleFree(Modes, PeakRate, mlx.optimizers.Optimizer):
         otherwise at the next ``init`` or ``update``. The weights belong to it: load both.
 
         Raises:
-            CheckpointError: When set, with everything that is missing or misshapen.
+            CheckpointError: When set, as :meth:`check_state`.
             Refused: When set while the model holds ``x`` in place of ``y``.
         """
         return self._state
@@ -95,16 +96,28 @@ class ScheduleFree(Modes, PeakRate, mlx.optimizers.Optimizer):
     def state(self, state: dict[str, Any]) -> None:
         if state is self._state:
             return
-        reasons = Reasons()
-        check_scalars(reasons, state, self._layout.form)
-        if not reasons.found and self._begun:
-            check_same_leaves(reasons, self._state, state)
-        reasons.refuse_if_any(CheckpointError)
+        self.check_state(state)
         if self._held is not None and not tracing(state["step"]):
             self._refuse_while_held("the state was set")
         assign(self._state, state)
         self._loaded = self._loaded or not self._begun
         self._initialized = self._begun
+
+    def check_state(self, state: Any) -> None:
+        """Refuse a state that cannot be loaded; nothing changes.
+
+        Args:
+            state: What :attr:`state` would be set to.
+
+        Raises:
+            CheckpointError: With everything that is missing or misshapen, or if it was trained with another β1 or by
+                another schedule-free optimizer.
+        """
+        reasons = Reasons()
+        check_scalars(reasons, state, self._layout)
+        if not reasons.found and self._begun:
+            check_same_leaves(reasons, self._state, state)
+        reasons.refuse_if_any(CheckpointError)
 
     def init(self, parameters: dict[str, Any]) -> None:
         """Start the state of ``parameters``, or check a loaded one against them.

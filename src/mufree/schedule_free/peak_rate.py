@@ -49,7 +49,7 @@ class PeakRate:
         if self._scalar_dtype == mx.float64:
             return
         scalars = self.state[RESERVED]
-        scalars.update({name: value.astype(mx.float64) for name, value in scalars.items() if value.dtype != mx.bool_})
+        scalars.update({name: value.astype(mx.float64) for name, value in scalars.items() if value.dtype == mx.float32})
         rate = self.state["learning_rate"]
         if self._rate is not None and not tracing(rate) and rate.item() == mx.array(self._rate).item():
             self.state["learning_rate"] = mx.array(self._rate, mx.float64)

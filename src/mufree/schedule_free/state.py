@@ -17,6 +17,7 @@ from ..errors import CheckpointError, Reasons, refuse
 from ..sizes import check_sizes
 from .averaging import HOLDS_X, RESERVED, initial_scalars
 from .form import HALF, Form, Leaf, working_dtype
+from .identity import BETA1, RULE, check_identity
 from .rule import Rule
 from .scales import ScaleMapping
 from .tree import walk
@@ -156,25 +157,31 @@ def _fits(leaf: Leaf, parameter: mx.array, wanted: Mapping[str, mx.Dtype]) -> bo
     return z is not None and leaf.keys() == wanted.keys() and z.shape == parameter.shape and z.dtype == wanted["z"]
 
 
-def check_scalars(reasons: Reasons, state: Any, form: Form) -> None:
-    """Note what a loaded state lacks apart from parameters, and if it is of the other form."""
+def check_scalars(reasons: Reasons, state: Any, layout: Layout) -> None:
+    """Note what a loaded state lacks apart from parameters, and if it is of another optimizer or the other form."""
     if not isinstance(state, Mapping):
         reasons.add("tree", "state", f"a {type(state).__name__}; give the dict that optimizer.state was")
         return
     ours = state.get(RESERVED)
     ours = ours if isinstance(ours, Mapping) else {}
     scalars = {name: state.get(name) for name in ("step", "learning_rate")}
-    scalars |= {f"{RESERVED}.{name}": ours.get(name) for name in initial_scalars()}
+    scalars |= {f"{RESERVED}.{name}": ours.get(name) for name in (*initial_scalars(), BETA1, RULE)}
+    dtypes = {"step": WHOLE, "learning_rate": FLOATING, f"{RESERVED}.{RULE}": WHOLE}
     for name, value in scalars.items():
         if not isinstance(value, mx.array):
-            reasons.add("missing", name, "not in the optimizer state; this is no state of a schedule-free optimizer")
+            reasons.add(
+                "missing", name, "not in the optimizer state; it is none of a schedule-free optimizer of this version"
+            )
         elif value.shape != ():
             reasons.add("shape", name, f"shape {value.shape} in the optimizer state; a scalar is needed")
-        elif value.dtype not in (WHOLE if name == "step" else FLOATING if name == "learning_rate" else PRECISE):
+        elif value.dtype not in dtypes.get(name, PRECISE):
             reasons.add("dtype", name, f"{value.dtype} in the optimizer state; load the one that was saved")
+    if reasons.found:
+        return
+    check_identity(reasons, ours, layout.form, layout.rule)
     holds = "x" if HOLDS_X in ours else "y"
-    if holds != form.holds and not reasons.found:
-        message = f"{form.holds!r}, but the state is of a model that holds {holds!r}; load it so, then convert"
+    if holds != layout.form.holds:
+        message = f"{layout.form.holds!r}, but the state is of a model that holds {holds!r}; load it so, then convert"
         reasons.add("form", "model_holds", message)
 
 
