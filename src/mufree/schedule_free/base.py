@@ -28,7 +28,7 @@ from .peak_rate import PeakRate
 from .rule import Rule
 from .scales import ScaleMapping, multipliers
 from .state import Layout, check_gradients, check_parameters, check_same_leaves, check_scalars
-from .tree import assign, beside, mirror, place, replace_leaves, tracing, walk
+from .tree import assign, beside, mirror, place, replace_leaves, tracing, trained, walk
 
 RateLike = float | mx.array | Callable[[mx.array], mx.array | float]
 
@@ -126,7 +126,9 @@ class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
         After the first ``init``, parameters that the state does not know yet join at their first gradient.
 
         Args:
-            parameters: A dict of dicts, lists and tuples of arrays, usually ``model.trainable_parameters()``.
+            parameters: A dict of dicts, lists and tuples of arrays, usually ``model.trainable_parameters()``. Leaves
+                named ``running_mean`` and ``running_var`` are left out and pass through everything: statistics are
+                measured, and an average of variances may be negative.
 
         Raises:
             Refused: For a tree that cannot be optimised, with every reason; nothing has changed then.
@@ -135,9 +137,7 @@ class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
         """
         check_parameters(parameters, self._scales)
         reasons = Reasons()
-        found = [
-            (path, parameter, leaf) for path, parameter, leaf in walk(parameters, self._state) if parameter is not None
-        ]
+        found = list(trained(parameters, self._state))
         for path, parameter, leaf in found:
             if self._loaded or (self._begun and leaf):
                 self._layout.check_leaf(reasons, path, parameter, leaf)
@@ -146,9 +146,8 @@ class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
             self._widen()
         if not (self._begun or self._loaded):
             mirror(parameters, self._state)
-            for _, parameter, leaf in walk(parameters, self._state):
-                if parameter is not None:
-                    leaf.update(self._layout.start(parameter))
+            for _, parameter, leaf in trained(parameters, self._state):
+                leaf.update(self._layout.start(parameter))
         self._begun, self._loaded, self._initialized = True, False, True
 
     def update(self, model: Any, gradients: dict[str, Any]) -> None:
@@ -263,7 +262,7 @@ class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
 
     def _members(self, gradients: Any, parameters: Any) -> list[Member]:
         """The parameters that have a gradient, with their state; those that join now get one."""
-        found = [(path, g, p, leaf) for path, g, p, leaf in walk(gradients, parameters, self._state) if g is not None]
+        found = list(trained(gradients, parameters, self._state))
         joining = [(path, g, p) for path, g, p, leaf in found if not leaf]
         if joining:
             check_parameters(beside(gradients, parameters), self._scales)

@@ -20,7 +20,7 @@ from .form import HALF, Form, Leaf, working_dtype
 from .identity import BETA1, RULE, check_identity
 from .rule import Rule
 from .scales import ScaleMapping
-from .tree import walk
+from .tree import trained, walk
 
 FLOATING = (mx.float16, mx.bfloat16, mx.float32, mx.float64)
 PRECISE = (mx.float32, mx.float64)
@@ -98,7 +98,7 @@ def check_parameters(parameters: Any, scales: ScaleMapping | None) -> None:
     for name in TAKEN:
         if name in parameters:
             reasons.add("reserved", name, "the optimizer's own state uses this name; rename the parameter or module")
-    leaves = [(path, leaf) for path, leaf in walk(parameters) if leaf is not None]
+    leaves = list(trained(parameters))
     if not leaves:
         reasons.add("empty", "parameters", "no parameter at all; unfreeze some, or leave this optimizer out")
     for path, leaf in leaves:
@@ -129,9 +129,7 @@ def check_gradients(layout: Layout, gradients: Any, parameters: Any, state: Any)
         refuse("tree", "gradients", f"a {type(gradients).__name__}; give a dict of gradients")
     reasons, stale = Reasons(), Reasons()
     wanted: dict[mx.Dtype, dict[str, mx.Dtype]] = {}
-    for path, gradient, parameter, leaf in walk(gradients, parameters, state):
-        if gradient is None:
-            continue
+    for path, gradient, parameter, leaf in trained(gradients, parameters, state):
         if not isinstance(gradient, mx.array):
             reasons.add("type", path, f"the gradient is a {type(gradient).__name__}; give an array")
         elif not isinstance(parameter, mx.array):
