@@ -20,9 +20,11 @@ from ..training.loop import Trainer
 from .cells import Cell, Parametrisation, check_grid
 from .coordinates import STUDY, CoordCheck
 from .custom import Batches, custom_task
+from .fingerprint import check_fingerprint
 from .probes import OUTPUT, activations
+from .references import references
 from .runner import Watcher, run_cells
-from .store import Store
+from .store import CODE, Store
 from .task import Task
 
 STATISTIC = "mean_abs"
@@ -57,7 +59,10 @@ def run_coord_check(
         for seed in range(seeds)
         for width in sorted(widths)
     ]
-    kept = run_cells(Store(folder, STUDY, task.settings), cells, lambda cell: check_cell(task, cell), watcher)
+    store = Store(folder, STUDY, task.settings)
+    if task.custom:
+        check_fingerprint(store, task, cells)
+    kept = run_cells(store, cells, lambda cell: check_cell(task, cell), watcher)
     rows = [
         {
             "width": cell["width"],
@@ -131,7 +136,8 @@ def coord_check(
         updates: After each of which the model is looked into.
         scales: ``mup``; ``sp``, the control, which should not pass; or a function of μP's scales, to see that a
             mistake is found.
-        folder: Keeps finished cells; without one nothing is kept.
+        folder: Keeps finished cells; without one nothing is kept. It is refused for another check, as by
+            :func:`lr_transfer`.
         watcher: Hears how it goes on.
         **as_parametrize: Further arguments of :func:`mufree.parametrize`. Zero readouts and queries belong to the
             check: logits of random ones shrink with width before the first update. A tied head cannot start at zero:
@@ -156,7 +162,8 @@ def coord_check(
     )
     name = scales if isinstance(scales, str) else getattr(scales, "__name__", "changed")
     if callable(scales):
-        task = replace(task, adjust=scales, settings={**task.settings, "scales": name})
+        code = task.settings[CODE] | references(scales=scales)
+        task = replace(task, adjust=scales, settings={**task.settings, "scales": name, CODE: code})
     with TemporaryDirectory() as nowhere:
         return run_coord_check(
             task,
