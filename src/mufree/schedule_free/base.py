@@ -19,7 +19,7 @@ from ..sizes import check_sizes
 from .averaging import HOLDS_X, RESERVED, Averaging
 from .conversion import convert
 from .form import Form, Holds
-from .gradient_point import at_y, gradient_points
+from .gradient_point import AtY, at_y, gradient_points
 from .held import parameter_tree
 from .identity import Identity, starting_scalars
 from .kernels import Member, advance_scalars, join_late, update_members
@@ -33,7 +33,7 @@ from .tree import assign, beside, mirror, place, replace_leaves, tracing, traine
 RateLike = float | mx.array | Callable[[mx.array], mx.array | float]
 
 
-class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
+class ScheduleFree(Identity, Modes, AtY, PeakRate, mlx.optimizers.Optimizer):
     """The base of the schedule-free optimizers; subclasses only choose a rule and check their settings.
 
     Args:
@@ -162,9 +162,10 @@ class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
         Raises:
             Refused: If the model holds ``x`` in place of ``y``, or a parameter cannot be optimised.
             ShapeMismatch: If the scales are those of another model.
+
+        Warns:
+            UserWarning: If the model holds ``x`` and no gradient can have been taken at ``y``.
         """
-        if not self._met:
-            self._meet(model)
         self._advance(gradients, model, lambda values: place(model, values))
 
     def _meet(self, model: Any) -> None:
@@ -229,7 +230,8 @@ class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
         accumulates before; (4) compiles, if it does, with ``model.state`` and ``optimizer.state`` among inputs and
         outputs; and (5) validates and saves under ``model.eval()``, or from the parameters as the model holds them,
         which are ``x`` at any moment between calls. A trainer that computes another loss than this one, or a gradient
-        of it in evaluation mode, trains at ``x``: that is another algorithm, and nothing can notice it.
+        of it in evaluation mode, trains at ``x``: that is another algorithm. The first update of a module warns if
+        neither this loss nor :meth:`gradient_point` was called by then; nothing else can notice it.
 
         Args:
             loss: A loss function that takes the model as an argument, or a parameter tree as its first.
@@ -238,18 +240,22 @@ class ScheduleFree(Identity, Modes, PeakRate, mlx.optimizers.Optimizer):
         Raises:
             Refused: With ``model_holds="y"``, where the model is at ``y`` already.
         """
-        return at_y(self._layout.form, self.state, loss, model)
+        return at_y(self._layout.form, self.state, loss, model, self._ask_y)
 
     def gradient_point(self, params: Any) -> Any:
         """``y``, where gradients are taken, of parameters as the model holds them; other leaves pass through."""
+        self._ask_y()
         return replace_leaves(params, gradient_points(self._layout.form, self.state, params)[1])
 
     def _advance(self, gradients: Any, parameters: Any, commit: Callable[[dict[str, mx.array]], Any]) -> None:
         if self._held is not None and not tracing(self.step):
             self._refuse_while_held("an update was asked for")
+        if not self._met:
+            self._meet(parameters)
         check_gradients(self._layout, gradients, parameters, self._state if self._initialized else {})
         if not self._initialized:
             self.init(beside(gradients, parameters))
+        self._warn_at_x(parameters)
         k = self.step
         scheduled = {name: self._scalar(schedule(k)) for name, schedule in self._schedulers.items()}
         members = self._members(gradients, parameters)
