@@ -32,6 +32,10 @@ SHOWN = 3
 """Places that a sentence names before it says how many more there are."""
 
 
+_PER_LEAF = "shape"
+"""The code of problems whose messages differ from leaf to leaf, though their cause is one."""
+
+
 def shown(items: Iterable[Any]) -> str:
     """The first few of several things, and how many more there are: a list of every leaf of a model is not read."""
     found = [str(item) for item in items]
@@ -69,7 +73,8 @@ class Reason:
 class Refused(ValueError):
     """An input that mufree does not accept, with every reason in ``reasons``.
 
-    Its text has one line for each; the same problem at more than three places is one line with the first of them.
+    Its text has one line for each; the same problem at more than three places is one line with the first of them, and
+    of shapes that do not fit it names three.
 
     Args:
         reasons: At least one :class:`Reason`.
@@ -80,11 +85,15 @@ class Refused(ValueError):
         places: dict[str, list[str]] = {}
         for reason in self.reasons:
             places.setdefault(reason.message, []).append(reason.field)
+        shapes = [reason for reason in self.reasons if reason.code == _PER_LEAF]
+        for reason in shapes[SHOWN:]:
+            places[reason.message].remove(reason.field)
         lines = [
             f"{place}: {message}"
             for message, found in places.items()
             for place in ([shown(found)] if len(found) > SHOWN else found)
         ]
+        lines += [f"and {len(shapes) - SHOWN} more of other shapes"] if len(shapes) > SHOWN else []
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[type[Refused], tuple[tuple[Reason, ...]]]:

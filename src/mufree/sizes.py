@@ -42,6 +42,15 @@ def check_sizes(
     problems.refuse_if_any(ShapeMismatch)
 
 
+def no_scales(scales: Any) -> str | None:
+    """What to say if scales are something else, None if they are some: they name the family they were made for."""
+    if getattr(scales, "family", None) is not None:
+        return None
+    given = type(scales).__name__
+    kind = "these are BaseShapes" if given == "BaseShapes" else f"this is of type {given}"
+    return f"{kind}, not Scales; parametrize(model, base_shapes) gives them, or mup_scales for a model that has started"
+
+
 def _same(dims: tuple[Any, ...], shape: tuple[int, ...]) -> bool:
     if len(dims) != len(shape):
         return False

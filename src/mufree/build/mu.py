@@ -200,7 +200,9 @@ def MuAdamWScheduleFree(  # noqa: N802
     """
     if isinstance(impl, type) and not issubclass(impl, ScheduleFree):
         refuse("impl", "impl", f"{impl.__name__} is not schedule-free; use MuAdam or MuSGD")
-    result: ScheduleFree = _optimizer(params, scales, scales.family, impl, groups, decoupled_wd, kwargs)
+    result: ScheduleFree = _optimizer(
+        params, scales, getattr(scales, "family", "adam"), impl, groups, decoupled_wd, kwargs
+    )
     return result
 
 

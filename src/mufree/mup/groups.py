@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..errors import Reasons, ShapeMismatch, shown
-from ..sizes import check_sizes
+from ..sizes import check_sizes, no_scales
 from .scales import Scale, Scales
 from .shapes import NOTHING
 from .walk import Leaf, is_module, leaves
@@ -139,7 +139,7 @@ def param_groups(
 def check_scales(scales: object, problems: Reasons) -> None:
     """Collect anything that is no scales."""
     if not isinstance(scales, Scales):
-        problems.add("scales", "scales", f"{type(scales).__name__} holds no scales; make them with mup_scales")
+        problems.add("scales", "scales", no_scales(scales) or f"{type(scales).__name__} holds no scales; give Scales")
 
 
 def checked_groups(groups: object, problems: Reasons) -> Sequence[Mapping[str, Any]]:

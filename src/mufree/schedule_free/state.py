@@ -25,6 +25,12 @@ from .tree import trained, walk
 FLOATING = (mx.float16, mx.bfloat16, mx.float32, mx.float64)
 PRECISE = (mx.float32, mx.float64)
 WHOLE = (mx.uint64, mx.int64, mx.uint32, mx.int32)
+_REMEDY = (
+    "the model was cast after optimizer.init, or the state is of another precision; cast before optimizer.init, or "
+    "make a new optimizer"
+)
+_CAST = f" parameters need it: {_REMEDY}"
+_NO_COPY = f" parameters have none: {_REMEDY}"
 TAKEN = ("step", "learning_rate", RESERVED)
 """Top-level names of the state that a parameter tree must not use."""
 
@@ -67,17 +73,21 @@ class Layout:
         needed = f"and a {parameter.dtype} parameter needs it; load a complete state, and change no model in a run"
         for name, dtype in wanted.items():
             array = found.get(name)
-            if not isinstance(array, mx.array):
+            if name == self.form.holds and name not in found and "z" in found:
+                reasons.add("missing", f"{path}.{name}", f"not in the optimizer state, and {parameter.dtype}{_CAST}")
+            elif not isinstance(array, mx.array):
                 reasons.add("missing", f"{path}.{name}", f"not in the optimizer state, {needed}")
             elif array.shape != parameter.shape:
                 message = f"shape {array.shape} in the optimizer state, the parameter has {parameter.shape}"
                 reasons.add("shape", f"{path}.{name}", f"{message}; load the state of this model")
             elif array.dtype != dtype:
-                message = f"{array.dtype} in the optimizer state, {dtype} is needed for a {parameter.dtype} parameter"
+                message = f"{array.dtype} in the optimizer state, not {dtype}, and {parameter.dtype}{_CAST}"
                 reasons.add("dtype", f"{path}.{name}", message)
         for name in found:
             if name not in wanted:
                 message = f"unknown; with model_holds={self.form.holds!r} a leaf has {', '.join(wanted)}"
+                if name == self.form.holds:
+                    message = f"a float32 copy in the optimizer state, and {parameter.dtype}{_NO_COPY}"
                 reasons.add("unknown", f"{path}.{name}", message)
 
 
