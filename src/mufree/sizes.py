@@ -47,8 +47,8 @@ def no_scales(scales: Any) -> str | None:
     if getattr(scales, "family", None) is not None:
         return None
     given = type(scales).__name__
-    kind = "these are BaseShapes" if given == "BaseShapes" else f"this is of type {given}"
-    return f"{kind}, not Scales; parametrize(model, base_shapes) gives them, or mup_scales for a model that has started"
+    what = "these are BaseShapes, not Scales" if given == "BaseShapes" else f"a {given} holds no scales"
+    return f"{what}; parametrize(model, base_shapes) gives them, or mup_scales for a model that has started"
 
 
 def _same(dims: tuple[Any, ...], shape: tuple[int, ...]) -> bool:

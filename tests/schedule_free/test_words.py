@@ -108,7 +108,7 @@ SHAPES = make_base_shapes(Deep, base_width=4)
     ],
 )
 @pytest.mark.parametrize(
-    ("scales", "said"), [(SHAPES, "these are BaseShapes, not Scales"), ({}, "of type dict"), ({"w": 1.0}, "dict")]
+    ("scales", "said"), [(SHAPES, "these are BaseShapes, not Scales"), ({}, "a dict holds no"), ({"w": 1.0}, "a dict")]
 )
 def test_scales_that_are_none(use, scales, said) -> None:
     """By what they are, with the function that makes some."""
