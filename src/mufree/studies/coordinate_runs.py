@@ -129,9 +129,11 @@ def coord_check(
         make: A fresh model at a width.
         batches: A function of the batch's number, or a sequence that is gone through again and again.
         loss: Mean loss, ``loss(model, batch)``, or ``loss(model, *batch)`` where batches are tuples.
-        base_width: The base model's width.
+        base_width: The base model's width; under about 32 the sums of few terms are noisy, and a right model may fail.
         widths: At least two; five octaves make a check worth its name.
-        optimizer: A plan, or ``optimizer(scales)``; scales are None without μP. Rather a larger rate than in training.
+        optimizer: A plan, or ``optimizer(scales)``; scales are None without μP. Its rate is one that the base model
+            trains well with: about its best rate, up to 4 times that. At a smaller one a mistake hardly shows; at a
+            much larger one training is unstable, and a right model fails.
         seeds: How many.
         updates: After each of which the model is looked into.
         scales: ``mup``; ``sp``, the control, which should not pass; or a function of μP's scales, to see that a
