@@ -28,21 +28,6 @@ SECTIONS: Mapping[str, str] = {
 """Which section of the README says more about a kind of problem."""
 
 
-SHOWN = 3
-"""Places that a sentence names before it says how many more there are."""
-
-
-_PER_LEAF = "shape"
-"""The code of problems whose messages differ from leaf to leaf, though their cause is one."""
-
-
-def shown(items: Iterable[Any]) -> str:
-    """The first few of several things, and how many more there are: a list of every leaf of a model is not read."""
-    found = [str(item) for item in items]
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return ", ".join(found[:SHOWN]) + more
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One problem of an input.
@@ -197,3 +182,18 @@ def missing_package(error: ImportError) -> ImportError | None:
     else:
         return None
     return ImportError(f"{package or 'mlx'} cannot be imported ({error}); {how}", name=error.name)
+
+
+SHOWN = 3
+"""Places that a sentence names before it says how many more there are."""
+
+
+_PER_LEAF = "shape"
+"""The code of problems whose messages differ from leaf to leaf, though their cause is one."""
+
+
+def shown(items: Iterable[Any]) -> str:
+    """The first few of several things, and how many more there are: a list of every leaf of a model is not read."""
+    found = [str(item) for item in items]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more
