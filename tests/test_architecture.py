@@ -14,6 +14,7 @@ import mufree
 PACKAGE = Path(mufree.__file__).parent
 LAYERS = (
     ("errors", "files", "sums"),
+    ("sizes",),
     ("plan", "schedules", "recipe", "mup", "schedule_free", "random_state"),
     ("build",),
     ("lm", "training"),
@@ -24,6 +25,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = (
     "errors",
+    "sizes",
     "plan",
     "schedules",
     "recipe",

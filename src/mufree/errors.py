@@ -56,7 +56,10 @@ class Reason:
 
 
 class Refused(ValueError):
-    """An input that mufree does not accept, with every reason in ``reasons``; its text has one line for each.
+    """An input that mufree does not accept, with every reason in ``reasons``.
+
+    Its text has one line for each; the same problem at more than three places is one line with the first of them, and
+    of shapes that do not fit it names three.
 
     Args:
         reasons: At least one :class:`Reason`.
@@ -64,7 +67,19 @@ class Refused(ValueError):
 
     def __init__(self, reasons: Iterable[Reason]) -> None:
         self.reasons: tuple[Reason, ...] = tuple(reasons)
-        super().__init__("\n".join(str(reason) for reason in self.reasons))
+        places: dict[str, list[str]] = {}
+        for reason in self.reasons:
+            places.setdefault(reason.message, []).append(reason.field)
+        shapes = [reason for reason in self.reasons if reason.code == _PER_LEAF]
+        for reason in shapes[SHOWN:]:
+            places[reason.message].remove(reason.field)
+        lines = [
+            f"{place}: {message}"
+            for message, found in places.items()
+            for place in ([shown(found)] if len(found) > SHOWN else found)
+        ]
+        lines += [f"and {len(shapes) - SHOWN} more of other shapes"] if len(shapes) > SHOWN else []
+        super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[type[Refused], tuple[tuple[Reason, ...]]]:
         return type(self), (self.reasons,)
@@ -167,3 +182,18 @@ def missing_package(error: ImportError) -> ImportError | None:
     else:
         return None
     return ImportError(f"{package or 'mlx'} cannot be imported ({error}); {how}", name=error.name)
+
+
+SHOWN = 3
+"""Places that a sentence names before it says how many more there are."""
+
+
+_PER_LEAF = "shape"
+"""The code of problems whose messages differ from leaf to leaf, though their cause is one."""
+
+
+def shown(items: Iterable[Any]) -> str:
+    """The first few of several things, and how many more there are: a list of every leaf of a model is not read."""
+    found = [str(item) for item in items]
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more

@@ -88,6 +88,7 @@ def test_init_from_state() -> None:
     assert other.step.item() == 1
 
 
+@pytest.mark.filterwarnings("ignore:the model holds x, and neither")
 def test_parameterless_layers(make) -> None:
     """An empty dict in the gradients is no parameter."""
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Dropout(0.1), nn.Linear(3, 1))

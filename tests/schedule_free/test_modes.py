@@ -342,6 +342,7 @@ def test_converting_half_precision_converts_the_float32_copies() -> None:
     assert held["w"].dtype == mx.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore:the model holds x, and neither")
 def test_a_compiled_step_is_traced_anew_after_a_conversion() -> None:
     """It captured the state, whose structure tells the form; otherwise it would go on with the old one unnoticed."""
     finals = []

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
+import mlx.optimizers as optim
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -142,6 +143,7 @@ def test_a_single_parameter() -> None:
     assert params["w"].item() < 2.0
 
 
+@pytest.mark.filterwarnings("ignore:the model holds x, and neither")
 def test_at_y_puts_y_in_for_the_time_of_the_call() -> None:
     """Value y, the gradient with respect to x that of y; x again afterwards; the loss as it is in eval mode."""
     model = nn.Linear(2, 1)
@@ -285,6 +287,7 @@ def test_mlx_lm_trains_on_a_custom_loss(tmp_path) -> None:
     assert max(np.abs(np.array(saved[path]) - np.array(y[path])).max() for path in saved) > 100 * FORMS
 
 
+@pytest.mark.filterwarnings("ignore:the model holds x, and neither")
 def test_the_model_is_the_module_that_has_something_to_train() -> None:
     """Wherever a frozen reference stands, the model is at y and the reference as it is; all frozen, nothing moves."""
     model, reference = language_model(lora=True), language_model(lora=True)
@@ -328,6 +331,7 @@ def test_a_trainer_that_evaluates_mid_way_sees_x() -> None:
 
 
 @pytest.mark.parametrize("holds", ["x", "y"])
+@pytest.mark.filterwarnings("ignore:the model holds x, and neither")
 def test_the_gradient_point_is_y_of_what_the_model_holds(holds) -> None:
     """For both forms; other leaves pass through."""
     model = nn.Linear(2, 1)
@@ -342,3 +346,45 @@ def test_the_gradient_point_is_y_of_what_the_model_holds(holds) -> None:
     assert np.allclose(point["weight"], y, rtol=1e-6, atol=1e-7)  # one rounding
     assert np.abs(np.array(held["weight"] - z)).min() > 0.01
     assert point["bias"] is held["bias"]
+
+
+def _holding_x(multi: bool, beta1: float = 0.9):
+    ours = AdamWScheduleFree(learning_rate=0.1, betas=(beta1, 0.999), model_holds="x")
+    return ours, optim.MultiOptimizer([ours, optim.SGD(0.1)], [lambda _, w: w.ndim == 2]) if multi else ours
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_that_were_never_taken_at_y(multi, training) -> None:
+    """Warned of at the first update, once, with what to do; at_y's loss in evaluation mode is the loss as it is."""
+    (ours, optimizer), model = _holding_x(multi), nn.Linear(3, 2)
+    plain = lambda model: model(mx.ones((1, 3))).square().mean()  # noqa: E731
+    loss = plain if training else ours.at_y(plain)
+    model.train(training)
+    gradient = nn.value_and_grad(model, loss)
+    with pytest.warns(UserWarning, match=r"optimizer\.at_y\(loss\)") as warned:
+        optimizer.update(model, gradient(model)[1])
+    assert len(warned) == 1
+    optimizer.update(model, gradient(model)[1])
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize("way", ["at_y", "compiled", "gradient_point", "converted"])
+def test_gradients_that_were_taken_at_y(multi, way) -> None:
+    """No warning, which would be an error here."""
+    (ours, optimizer), model = _holding_x(multi), nn.Linear(3, 2)
+    plain = lambda model: model(mx.ones((1, 3))).square().mean()  # noqa: E731
+    optimizer.init(model.trainable_parameters())
+    if way == "converted":
+        ours.convert(model, "y")
+    if way == "gradient_point":
+        ours.gradient_point(model.trainable_parameters())
+    gradient = nn.value_and_grad(model, ours.at_y(plain) if way in ("at_y", "compiled") else plain)
+
+    def step() -> None:
+        optimizer.update(model, gradient(model)[1])
+
+    state = [model.state, optimizer.state]
+    step = mx.compile(step, inputs=state, outputs=state) if way == "compiled" else step
+    step()
+    step()

@@ -58,6 +58,10 @@ def test_the_control_and_a_planted_mistake_fail(scales: object) -> None:
     assert not found.passed
     assert max(abs(growth.slope) for growth in found.growth) > GATE_FAR
     assert "follow the width" in found.verdict
+    failed = [f"{growth.module} at {growth.at}" for growth in found.growth if not growth.passed]
+    assert (
+        f"Did not pass: {len(failed)} of {len(found.growth)} follow the width; {', '.join(failed[:3])}" in found.verdict
+    )
 
 
 def test_a_mistake_seen_at_one_point_only_is_seen(mup: CoordCheck) -> None:

@@ -128,7 +128,7 @@ def test_a_changed_model_batch_or_loss_is_noticed(tmp_path: Path) -> None:
     run()
     for changed, field in (
         ({"make": lambda width: MLP(2 * width)}, "model"),
-        ({"batch": lambda number: batches(number + 1)}, "batch"),
+        ({"batch": lambda number: batches(number + 1)}, "batches"),
         ({"value": other_loss}, "loss"),
     ):
         with pytest.raises(Refused, match=f"{field}: .*contradicts"):

@@ -120,7 +120,7 @@ FAULTS = {
     "half a manifest": (lambda c: (c / "manifest.json").write_text('{"format": 1'), "no readable manifest"),
     "another format": (
         lambda c: (c / "manifest.json").write_text(json.dumps({"format": 99, "files": {}})),
-        "format 99; this version reads format 2",
+        "format 99; this version reads format 3",
     ),
     "a path outside": (
         lambda c: (c / "manifest.json").write_text(

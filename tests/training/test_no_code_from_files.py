@@ -99,7 +99,7 @@ def test_a_checkpoint_that_names_other_files_is_refused(tmp_path: Path, name: st
     """Though its seal is right; what lies there is not even opened."""
     (tmp_path / "c").mkdir()
     (tmp_path / "secret").write_text("secret")
-    manifest = sealed({"format": 2, "arithmetic": {}, "files": {name: "0" * 64}})
+    manifest = sealed({"format": 3, "arithmetic": {}, "files": {name: "0" * 64}})
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="is not the name of a file in this folder"):
         verify(tmp_path / "c")

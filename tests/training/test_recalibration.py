@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
@@ -94,3 +95,33 @@ def test_the_plan_says_so_when_the_model_has_batchnorm() -> None:
     assert build_optimizer(plan, nn.Linear(2, 2)).plan.notes == plan.notes
     stock = plan_optimizer(optimizer="adamw", lr=0.1)
     assert build_optimizer(stock, Net()).plan.notes == stock.notes
+
+
+class Two(Net):
+    """A model of two inputs."""
+
+    def __call__(self, x: mx.array, more: mx.array) -> mx.array:
+        return super().__call__(x + more)
+
+
+def test_batches_of_several_inputs() -> None:
+    """Tuples, as the studies take them, of NumPy's arrays too: as if it had one input, their sum."""
+    plain, model = Net(), Two()
+    model.update(plain.parameters())
+    optimizers = [AdamWScheduleFree(0.2) for _ in range(2)]
+    recalibrate(plain, optimizers[0], BATCHES)
+    recalibrate(model, optimizers[1], [(np.array(batch), np.zeros(6, np.float32)) for batch in BATCHES])
+    assert mx.array_equal(plain.norm.running_mean, model.norm.running_mean)
+
+
+def test_arguments_that_are_others() -> None:
+    """Swapped, and one array, whose rows would be taken for batches."""
+    model, optimizer = Net(), AdamWScheduleFree(0.2)
+    with pytest.raises(
+        Refused, match=r"a AdamWScheduleFree, no module; it is recalibrate\(model, optimizer, batches\)"
+    ):
+        recalibrate(optimizer, model, BATCHES)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match=r"batches: one array of shape \(1024, 6\); .*\[batch\]"):
+        recalibrate(model, optimizer, BATCHES[0])  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="batches: a int"):
+        recalibrate(model, optimizer, 3)  # type: ignore[arg-type]

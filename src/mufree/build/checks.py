@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from mufree.errors import Reasons
 from mufree.plan import OptimizerPlan
+from mufree.sizes import no_scales
 
 from .forms import check_hidden
 from .grouped import RESERVED
@@ -47,6 +48,8 @@ def check_scales(reasons: Reasons, plan: OptimizerPlan, scales: Mapping[str, Any
             "scales",
             f"there is no width rule for {name}, whose step follows shape or parameter; leave them out",
         )
+    elif (none := no_scales(scales)) is not None:
+        reasons.add("scales", "scales", none)
     elif made_for != family:
         reasons.add(
             "family",

@@ -39,6 +39,10 @@ def MuAdam(  # noqa: N802 - an optimizer's name, as microsoft/mup's
 ) -> optim.Optimizer:
     """An Adam-like MLX optimizer with μP's rate, eps and decay for every parameter.
 
+    MLX's Adam and AdamW do not correct the bias of their averages unless told to, and their first updates are larger
+    for it: the first one 3.16 times the rate at ``betas=(0.9, 0.999)``. PyTorch's, and so microsoft/mup's MuAdam, do
+    correct it: ``bias_correction=True`` gives the same here.
+
     Args:
         params: The parameters to optimize: ``model.trainable_parameters()``, a model or a tree.
         scales: Their scales, made for the ``adam`` family.
@@ -53,7 +57,7 @@ def MuAdam(  # noqa: N802 - an optimizer's name, as microsoft/mup's
         One optimizer. Its ``learning_rate`` is the base model's; setting it keeps the ratios.
 
     Raises:
-        ShapeMismatch: A parameter has no scale.
+        ShapeMismatch: A parameter has no scale, or the scales are those of a model of other widths.
         Refused: ``impl`` is not Adam-like, does not take a keyword, or the scales are of another family.
 
     Example:
@@ -82,6 +86,9 @@ def MuAdamW(  # noqa: N802
     **kwargs: Any,
 ) -> optim.Optimizer:
     """:func:`MuAdam` on MLX's AdamW, whose decay (0.01 if none is given) is multiplied by the rate.
+
+    Give ``bias_correction=True`` for PyTorch's AdamW: MLX's does not correct the bias by itself, so that its first
+    update is 3.16 times the rate at ``betas=(0.9, 0.999)``.
 
     Args:
         params: As for :func:`MuAdam`.
@@ -193,7 +200,9 @@ def MuAdamWScheduleFree(  # noqa: N802
     """
     if isinstance(impl, type) and not issubclass(impl, ScheduleFree):
         refuse("impl", "impl", f"{impl.__name__} is not schedule-free; use MuAdam or MuSGD")
-    result: ScheduleFree = _optimizer(params, scales, scales.family, impl, groups, decoupled_wd, kwargs)
+    result: ScheduleFree = _optimizer(
+        params, scales, getattr(scales, "family", "adam"), impl, groups, decoupled_wd, kwargs
+    )
     return result
 
 
@@ -228,7 +237,7 @@ def _optimizer(
     whole = base["learning_rate"] or 1.0
     ratios = [group.learning_rate / whole if base["learning_rate"] else group.lr_factor for group in split]
     if free:
-        return _schedule_free(impl, split, ratios, family, base, kwargs)
+        return _schedule_free(impl, split, ratios, scales, base, kwargs)
     members = [
         Member(
             optimizer=impl(**_settings(group, defaults, kwargs)),
@@ -253,7 +262,7 @@ def _schedule_free(
     impl: type[optim.Optimizer],
     split: Sequence[ParamGroup],
     ratios: Sequence[float],
-    family: Family,
+    scales: Scales,
     base: Mapping[str, float],
     kwargs: Mapping[str, Any],
 ) -> optim.Optimizer:
@@ -269,4 +278,4 @@ def _schedule_free(
         settings["weight_decay"] = decay
     if eps:
         settings["eps"] = eps
-    return impl(**settings, scales=FactorMap(factors, family))
+    return impl(**settings, scales=FactorMap(factors, scales.family, scales.dims))

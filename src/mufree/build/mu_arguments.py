@@ -13,6 +13,7 @@ from mufree.errors import Reasons
 from mufree.mup.groups import check_numbers, checked_groups
 from mufree.mup.rules import Family
 from mufree.schedule_free.base import ScheduleFree
+from mufree.sizes import no_scales
 
 _REFUSED = {
     optim.Muon: "scales its updates by each tensor's shape itself; μP on top would scale twice. Use MuAdam or MuSGD",
@@ -53,9 +54,12 @@ def check_arguments(
     problems = Reasons()
     _check_impl(impl, family, problems)
     problems.refuse_if_any()
-    made_for = getattr(scales, "family", None)
-    if made_for != family:
-        problems.add("family", "scales", f"made for {made_for!r}; make them with mup_scales(…, family={family!r})")
+    none = no_scales(scales)
+    if none is not None:
+        problems.add("scales", "scales", none)
+    elif scales.family != family:
+        remedy = f"mup_scales(…, family={family!r}), of a fresh model with parametrize(…, family={family!r})"
+        problems.add("family", "scales", f"made for {scales.family!r}; make them with {remedy}")
     named, takes_any = _keywords(impl)
     taken = {name: kwargs.get(name, default) for name, default in named.items()}
     taken = {name: value for name, value in taken.items() if value is not inspect.Parameter.empty}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.nn as nn
@@ -14,6 +14,7 @@ from mufree.errors import Reasons, refuse
 from mufree.plan import OptimizerPlan
 from mufree.schedule_free.form import Holds
 from mufree.schedule_free.rule import Multipliers
+from mufree.sizes import check_sizes
 
 from .checks import all_leaves, check_model, check_scales, trainable_leaves
 from .grouped import Grouped, Member
@@ -31,6 +32,7 @@ class FactorMap(Mapping[str, Multipliers]):
 
     by_path: Mapping[str, Multipliers]
     family: str
+    dims: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, path: str) -> Multipliers:
         return self.by_path[path]
@@ -62,6 +64,7 @@ def build_optimizer(
         :class:`~mufree.build.grouped.Grouped` of them where parameters differ in rate, eps or decay.
 
     Raises:
+        ShapeMismatch: The scales are those of a model of other widths.
         Refused: The plan needs the model, or plan, model and scales do not go together.
 
     Warns:
@@ -87,6 +90,9 @@ def build_optimizer(
     if leaves:
         check_model(reasons, plan, model, leaves, scales)
     reasons.refuse_if_any()
+    if scales is not None:
+        paths = set(all_leaves(model)) if isinstance(model, nn.Module) else None
+        check_sizes(scales, {path: leaf.shape for path, leaf in leaves.items()}, model_paths=paths)
     costs = bfloat16_warning(plan, leaves)
     if costs:
         warnings.warn(costs, UserWarning, stacklevel=2)
@@ -126,7 +132,7 @@ def _schedule_free(
     plan: OptimizerPlan, model: Any, scales: Mapping[str, Any] | None, rate: Rate, holds: Holds
 ) -> optim.Optimizer:
     if plan.needs_model:
-        scales = FactorMap(_factors(plan, model, scales), plan.family.mup or "")
+        scales = FactorMap(_factors(plan, model, scales), plan.family.mup or "", getattr(scales, "dims", {}))
     rule = schedule_free_rule(plan, rate, scales, holds)
     return rule.make(guarded(rule.kind, max_grad_norm=plan.max_grad_norm, last_update=None))
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..errors import Reasons, ShapeMismatch
+from ..errors import Reasons, ShapeMismatch, shown
+from ..sizes import check_sizes, no_scales
 from .scales import Scale, Scales
 from .shapes import NOTHING
-from .walk import Leaf, leaves
+from .walk import Leaf, is_module, leaves
 
 _OWN_KEYS = ("match", "learning_rate", "weight_decay", "eps")
-_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class ParamGroup:
         width_mult: What the base rate is divided by.
         learning_rate: Their learning rate.
         weight_decay: Their weight decay.
-        eps: Their eps; the factor on it where no eps was given.
+        eps: Their eps where one was given. Without one it is the factor on eps, such as 0.125, and no eps to train
+            with: multiply it by your own.
         paths: Their paths, in the tree's order.
         init: Their factor on the base model's init std.
         parameters: The number of entries they have together.
@@ -81,7 +82,8 @@ def param_groups(
         scales: Their scales.
         learning_rate: The base model's learning rate.
         weight_decay: The base model's weight decay (decay is lr·wd·y).
-        eps: The base model's eps; with the default, 1, a group's ``eps`` is the factor itself.
+        eps: The base model's eps, such as 1e-8. With the default, 1, ``eps`` of the groups is no eps to train with, but
+            the factor on it, as in ``eps_factor``.
         groups: The user's own groups: ``match`` is a path pattern or several, or a function of path and array;
             ``learning_rate``, ``weight_decay`` and ``eps`` replace the above, other keys are handed on as ``options``.
             The first that matches takes a parameter; the rest form one more group.
@@ -91,7 +93,7 @@ def param_groups(
         The groups, without empty ones.
 
     Raises:
-        ShapeMismatch: A parameter has no scale.
+        ShapeMismatch: A parameter has no scale, or the scales are those of a model of other widths.
         Refused: A group without a match or with nothing to take, a number that is none, or no scales.
 
     Example:
@@ -117,6 +119,9 @@ def param_groups(
     found = [leaf for leaf in leaves(params) if leaf.path in scales or not leaf.frozen]
     _check_paths(found, scales, problems)
     problems.refuse_if_any(ShapeMismatch)
+    whole = {leaf.path for leaf in leaves(params)} if is_module(params) else None
+    # What is frozen may have been quantised, which changes its shape.
+    check_sizes(scales, {leaf.path: leaf.shape for leaf in found if not leaf.frozen}, model_paths=whole)
     result: list[ParamGroup] = []
     rest = list(found)
     for index, group in enumerate(own):
@@ -134,7 +139,7 @@ def param_groups(
 def check_scales(scales: object, problems: Reasons) -> None:
     """Collect anything that is no scales."""
     if not isinstance(scales, Scales):
-        problems.add("scales", "scales", f"{type(scales).__name__} holds no scales; make them with mup_scales")
+        problems.add("scales", "scales", no_scales(scales) or f"{type(scales).__name__} holds no scales; give Scales")
 
 
 def checked_groups(groups: object, problems: Reasons) -> Sequence[Mapping[str, Any]]:
@@ -168,10 +173,10 @@ def _check_paths(found: Sequence[Leaf], scales: Scales, problems: Reasons) -> No
         return
     here = {leaf.path for leaf in found}
     unused = [path for path in scales if path not in here]
-    old = f"; scales without a parameter: {', '.join(unused[:_SHOWN])}" if unused else ""
+    old = f"; scales without a parameter: {shown(unused)}" if unused else ""
     problems.add(
         "paths",
-        ", ".join(unknown[:_SHOWN]) + (f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""),
+        shown(unknown),
         f"no scale is known{old}. Scales go by path: make them anew with mup_scales for the model as it is now",
     )
 

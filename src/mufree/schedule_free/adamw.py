@@ -29,6 +29,7 @@ class Adam(Rule):
         v ← β2·v + (1−β2)·g²        z ← (z − γ·λ·y) − γ·s·g / (√v + ε·s)
     """
 
+    number: ClassVar[int] = 1
     family: ClassVar[str] = "adam"
     moments: ClassVar[tuple[str, ...]] = ("v",)
 

@@ -15,23 +15,25 @@ import mlx.core as mx
 import mlx.optimizers
 
 from ..errors import CheckpointError, Reasons
-from .averaging import HOLDS_X, RESERVED, Averaging, initial_scalars
-from .checks import check_rate
+from ..sizes import check_sizes
+from .averaging import HOLDS_X, RESERVED, Averaging
 from .conversion import convert
 from .form import Form, Holds
-from .gradient_point import at_y, gradient_points
+from .gradient_point import AtY, at_y, gradient_points
 from .held import parameter_tree
+from .identity import Identity, starting_scalars
 from .kernels import Member, advance_scalars, join_late, update_members
 from .modes import Modes
+from .peak_rate import PeakRate
 from .rule import Rule
 from .scales import ScaleMapping, multipliers
 from .state import Layout, check_gradients, check_parameters, check_same_leaves, check_scalars
-from .tree import assign, beside, mirror, place, replace_leaves, tracing, walk
+from .tree import assign, beside, mirror, place, replace_leaves, tracing, trained, walk
 
 RateLike = float | mx.array | Callable[[mx.array], mx.array | float]
 
 
-class ScheduleFree(Modes, mlx.optimizers.Optimizer):
+class ScheduleFree(Identity, Modes, AtY, PeakRate, mlx.optimizers.Optimizer):
     """The base of the schedule-free optimizers; subclasses only choose a rule and check their settings.
 
     Args:
@@ -61,9 +63,10 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         self._averaging = averaging
         self._scales = scales
         self._begun = False
+        self._met = scales is None
         self._loaded = False
         self._rate: float | None = None
-        self.state[RESERVED] = initial_scalars(holds_x=model_holds == "x")
+        self.state[RESERVED] = starting_scalars(self._layout.form, rule)
         if callable(learning_rate):
             self._schedulers["learning_rate"] = learning_rate
             self.learning_rate = learning_rate(self.step)
@@ -76,32 +79,6 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         return self._layout.form.holds
 
     @property
-    def learning_rate(self) -> mx.array:
-        """The peak rate that the next update starts from. Set it to a number or a scalar array at any time."""
-        return self.state["learning_rate"]
-
-    @learning_rate.setter
-    def learning_rate(self, value: float | mx.array) -> None:
-        reasons = Reasons()
-        check_rate(reasons, value)
-        reasons.refuse_if_any()
-        self._rate = None if isinstance(value, mx.array) else float(value)
-        self.state["learning_rate"] = self._scalar(value)
-
-    @property
-    def scheduled_lr(self) -> mx.array:
-        """The rate that the last update really used, warmup included; 0 before the first."""
-        return self.state[RESERVED]["scheduled_lr"]
-
-    @property
-    def _scalar_dtype(self) -> mx.Dtype:
-        return self.state[RESERVED]["weight_sum"].dtype
-
-    def _scalar(self, value: Any) -> mx.array:
-        """A rate as an array without axes: with one it would give one to parameters that have none."""
-        return value.reshape(()) if isinstance(value, mx.array) else mx.array(float(value), self._scalar_dtype)
-
-    @property
     def state(self) -> dict[str, Any]:
         """Everything that changes with updates, arrays only, nested as the parameters are.
 
@@ -110,7 +87,7 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         otherwise at the next ``init`` or ``update``. The weights belong to it: load both.
 
         Raises:
-            CheckpointError: When set, with everything that is missing or misshapen.
+            CheckpointError: When set, as :meth:`check_state`.
             Refused: When set while the model holds ``x`` in place of ``y``.
         """
         return self._state
@@ -119,16 +96,28 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
     def state(self, state: dict[str, Any]) -> None:
         if state is self._state:
             return
-        reasons = Reasons()
-        check_scalars(reasons, state, self._layout.form)
-        if not reasons.found and self._begun:
-            check_same_leaves(reasons, self._state, state)
-        reasons.refuse_if_any(CheckpointError)
+        self.check_state(state)
         if self._held is not None and not tracing(state["step"]):
             self._refuse_while_held("the state was set")
         assign(self._state, state)
         self._loaded = self._loaded or not self._begun
         self._initialized = self._begun
+
+    def check_state(self, state: Any) -> None:
+        """Refuse a state that cannot be loaded; nothing changes.
+
+        Args:
+            state: What :attr:`state` would be set to.
+
+        Raises:
+            CheckpointError: With everything that is missing or misshapen, or if it was trained with another β1 or by
+                another schedule-free optimizer.
+        """
+        reasons = Reasons()
+        check_scalars(reasons, state, self._layout)
+        if not reasons.found and self._begun:
+            check_same_leaves(reasons, self._state, state)
+        reasons.refuse_if_any(CheckpointError)
 
     def init(self, parameters: dict[str, Any]) -> None:
         """Start the state of ``parameters``, or check a loaded one against them.
@@ -137,18 +126,18 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         After the first ``init``, parameters that the state does not know yet join at their first gradient.
 
         Args:
-            parameters: A dict of dicts, lists and tuples of arrays, usually ``model.trainable_parameters()``.
+            parameters: A dict of dicts, lists and tuples of arrays, usually ``model.trainable_parameters()``. Leaves
+                named ``running_mean`` and ``running_var`` are left out and pass through everything: statistics are
+                measured, and an average of variances may be negative.
 
         Raises:
             Refused: For a tree that cannot be optimised, with every reason; nothing has changed then.
+            ShapeMismatch: For scales of a model of other widths, likewise.
             CheckpointError: For a loaded state that does not fit the parameters, likewise.
         """
+        check_parameters(parameters, self._scales)
         reasons = Reasons()
-        check_parameters(reasons, parameters, self._scales)
-        reasons.refuse_if_any()
-        found = [
-            (path, parameter, leaf) for path, parameter, leaf in walk(parameters, self._state) if parameter is not None
-        ]
+        found = list(trained(parameters, self._state))
         for path, parameter, leaf in found:
             if self._loaded or (self._begun and leaf):
                 self._layout.check_leaf(reasons, path, parameter, leaf)
@@ -157,22 +146,9 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
             self._widen()
         if not (self._begun or self._loaded):
             mirror(parameters, self._state)
-            for _, parameter, leaf in walk(parameters, self._state):
-                if parameter is not None:
-                    leaf.update(self._layout.start(parameter))
+            for _, parameter, leaf in trained(parameters, self._state):
+                leaf.update(self._layout.start(parameter))
         self._begun, self._loaded, self._initialized = True, False, True
-
-    def _widen(self) -> None:
-        """Make the scalars float64, with the rate as it was given: through float32 it would lose 4e-9."""
-        if self._scalar_dtype == mx.float64:
-            return
-        scalars = self.state[RESERVED]
-        scalars.update({name: value.astype(mx.float64) for name, value in scalars.items() if value.dtype != mx.bool_})
-        rate = self.state["learning_rate"]
-        if self._rate is not None and not tracing(rate) and rate.item() == mx.array(self._rate).item():
-            self.state["learning_rate"] = mx.array(self._rate, mx.float64)
-        else:
-            self.state["learning_rate"] = rate.astype(mx.float64)
 
     def update(self, model: Any, gradients: dict[str, Any]) -> None:
         """One update of ``model``, in place.
@@ -185,8 +161,18 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
 
         Raises:
             Refused: If the model holds ``x`` in place of ``y``, or a parameter cannot be optimised.
+            ShapeMismatch: If the scales are those of another model.
+
+        Warns:
+            UserWarning: If the model holds ``x`` and no gradient can have been taken at ``y``.
         """
         self._advance(gradients, model, lambda values: place(model, values))
+
+    def _meet(self, model: Any) -> None:
+        """Compare the scales with a whole module: they may be those of a deeper one."""
+        if hasattr(model, "parameters"):
+            check_sizes(self._scales, {}, model_paths={path for path, _ in walk(model.parameters())})
+        self._met = True
 
     def apply_gradients(self, gradients: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
         """One update, returning the new parameters in the structure of ``gradients``.
@@ -244,7 +230,8 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         accumulates before; (4) compiles, if it does, with ``model.state`` and ``optimizer.state`` among inputs and
         outputs; and (5) validates and saves under ``model.eval()``, or from the parameters as the model holds them,
         which are ``x`` at any moment between calls. A trainer that computes another loss than this one, or a gradient
-        of it in evaluation mode, trains at ``x``: that is another algorithm, and nothing can notice it.
+        of it in evaluation mode, trains at ``x``: that is another algorithm. The first update of a module warns if
+        neither this loss nor :meth:`gradient_point` was called by then; nothing else can notice it.
 
         Args:
             loss: A loss function that takes the model as an argument, or a parameter tree as its first.
@@ -253,18 +240,22 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
         Raises:
             Refused: With ``model_holds="y"``, where the model is at ``y`` already.
         """
-        return at_y(self._layout.form, self.state, loss, model)
+        return at_y(self._layout.form, self.state, loss, model, self._ask_y)
 
     def gradient_point(self, params: Any) -> Any:
         """``y``, where gradients are taken, of parameters as the model holds them; other leaves pass through."""
+        self._ask_y()
         return replace_leaves(params, gradient_points(self._layout.form, self.state, params)[1])
 
     def _advance(self, gradients: Any, parameters: Any, commit: Callable[[dict[str, mx.array]], Any]) -> None:
         if self._held is not None and not tracing(self.step):
             self._refuse_while_held("an update was asked for")
+        if not self._met:
+            self._meet(parameters)
         check_gradients(self._layout, gradients, parameters, self._state if self._initialized else {})
         if not self._initialized:
             self.init(beside(gradients, parameters))
+        self._warn_at_x(parameters)
         k = self.step
         scheduled = {name: self._scalar(schedule(k)) for name, schedule in self._schedulers.items()}
         members = self._members(gradients, parameters)
@@ -277,12 +268,10 @@ class ScheduleFree(Modes, mlx.optimizers.Optimizer):
 
     def _members(self, gradients: Any, parameters: Any) -> list[Member]:
         """The parameters that have a gradient, with their state; those that join now get one."""
-        found = [(path, g, p, leaf) for path, g, p, leaf in walk(gradients, parameters, self._state) if g is not None]
+        found = list(trained(gradients, parameters, self._state))
         joining = [(path, g, p) for path, g, p, leaf in found if not leaf]
         if joining:
-            reasons = Reasons()
-            check_parameters(reasons, beside(gradients, parameters), self._scales)
-            reasons.refuse_if_any()
+            check_parameters(beside(gradients, parameters), self._scales)
             if any(parameter.dtype == mx.float64 for _, _, parameter in joining):
                 self._widen()
             mirror(gradients, self._state)

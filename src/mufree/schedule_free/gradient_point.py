@@ -8,6 +8,7 @@ weights, restores ``x`` too.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -22,8 +23,13 @@ from .tree import place, replace_leaves, walk
 Arrays = dict[str, mx.array]
 
 
-def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """``loss`` with ``y`` in place of the ``x`` that its first module or tree argument, or ``model``, holds."""
+def at_y(
+    form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any, asked: Callable[[], None]
+) -> Callable[..., Any]:
+    """``loss`` with ``y`` in place of the ``x`` that its first module or tree argument, or ``model``, holds.
+
+    ``asked`` is called whenever it is.
+    """
     if form.holds != "x":
         refuse("holds_y", "model_holds", "'y': the model holds y already; at_y is for model_holds='x'")
 
@@ -33,10 +39,12 @@ def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any
         if target is None:
             if not (args and isinstance(args[0], dict | list | tuple)):
                 refuse("no_model", "at_y", "the loss takes no model; give it: at_y(loss, model)")
+            asked()
             x, y = gradient_points(form, state, args[0])
             return loss(replace_leaves(args[0], _shifted(x, y, lambda: None)), *args[1:], **kwargs)
         if not target.training:
             return loss(*args, **kwargs)
+        asked()
         x, y = gradient_points(form, state, target.trainable_parameters())
 
         def restore() -> None:
@@ -49,6 +57,29 @@ def at_y(form: Form, state: dict[str, Any], loss: Callable[..., Any], model: Any
             restore()
 
     return loss_at_y
+
+
+class AtY:
+    """Whether an optimizer whose model holds ``x`` was ever asked for ``y``, where its gradients have to be taken."""
+
+    _y_asked = False
+    _layout: Any
+
+    def _ask_y(self) -> None:
+        self._y_asked = True
+
+    def _warn_at_x(self, model: Any) -> None:
+        """Warn, once, at an update of a module if it never was. Who keeps bare trees takes gradients himself."""
+        if self._y_asked or self._layout.form.holds != "x" or not hasattr(model, "trainable_parameters"):
+            return
+        self._y_asked = True
+        warnings.warn(
+            "the model holds x, and neither at_y's loss (under model.train()) nor gradient_point was ever called: "
+            "gradients taken at x train by another algorithm. Take them through optimizer.at_y(loss), as in "
+            "nn.value_and_grad(model, optimizer.at_y(loss)), or with model_holds='y'",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _model(arguments: tuple[Any, ...]) -> Any:

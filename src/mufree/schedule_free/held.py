@@ -86,10 +86,16 @@ class Held:
             return None
         now = dict(walk(parameter_tree(self.model)))
         paths = [path for path, x in self.placed.items() if path not in now or not same(now[path], x)]
-        message = (
-            "was replaced while the model held the average x; load weights before eval or averaged, or after; "
-            "train(model, discard=True) drops them and puts y back"
-        )
+        if self.block:
+            message = (
+                "was replaced inside the averaged block; y was put back, and what was put in was dropped; to cast or "
+                "save x, take it from optimizer.average(model.parameters()), and load weights outside the block"
+            )
+        else:
+            message = (
+                "was replaced while the model held the average x; load weights before eval or after train; "
+                "train(model, discard=True) drops them and puts y back"
+            )
         return Refused([Reason("swapped", path, message) for path in paths]) if paths else None
 
     def leave(self) -> Refused | None:

@@ -36,6 +36,7 @@ class RectifiedAdam(Rule):
         silent: Whether weights rest until then.
     """
 
+    number: ClassVar[int] = 2
     family: ClassVar[str] = "adam"
     moments: ClassVar[tuple[str, ...]] = ("v",)
 

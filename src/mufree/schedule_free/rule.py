@@ -30,10 +30,12 @@ class Rule(ABC):
     """How the base iterate ``z`` moves.
 
     Attributes:
+        number: By which a state says whose it is; 0 for any that is not of this package.
         family: Which family of optimizers scales must have been made for.
         moments: Names of the state arrays beside ``z``, each of the parameter's shape.
     """
 
+    number: ClassVar[int] = 0
     family: ClassVar[str]
     moments: ClassVar[tuple[str, ...]]
 

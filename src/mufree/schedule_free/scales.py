@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol, SupportsFloat
 
 from ..errors import Reasons
+from ..sizes import no_scales
 from .rule import Multipliers
 
 
@@ -32,13 +33,17 @@ ScaleMapping = Mapping[str, ScaleLike]
 
 def check_scales(reasons: Reasons, scales: ScaleMapping, family: str) -> None:
     """Note everything that keeps ``scales`` from being used by optimizers of ``family``."""
+    none = no_scales(scales)
+    if none is not None:
+        reasons.add("scales", "scales", none)
+        return
     made_for = getattr(scales, "family", None)
     if made_for != family:
         reasons.add(
             "family",
             "scales",
             f"made for the {made_for!r} family of optimizers; this optimizer takes {family!r}; make them with "
-            f"mup_scales(…, family={family!r})",
+            f"mup_scales(…, family={family!r}), of a fresh model with parametrize(…, family={family!r})",
         )
         return
     for path, scale in scales.items():

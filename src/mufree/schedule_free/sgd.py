@@ -19,6 +19,7 @@ from .scales import ScaleMapping
 class Descent(Rule):
     """A plain step along the gradient at ``y``, with decay at ``y``: ``z ← z − γ·(g + λ·y)``."""
 
+    number: ClassVar[int] = 3
     family: ClassVar[str] = "sgd"
     moments: ClassVar[tuple[str, ...]] = ()
 

@@ -7,21 +7,30 @@ master weights, the float32 weights under the name of the sequence that the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import CheckpointError, Reasons, refuse
+from ..sizes import check_sizes
 from .averaging import HOLDS_X, RESERVED, initial_scalars
 from .form import HALF, Form, Leaf, working_dtype
+from .identity import BETA1, RULE, check_identity
 from .rule import Rule
-from .tree import walk
+from .scales import ScaleMapping
+from .tree import trained, walk
 
 FLOATING = (mx.float16, mx.bfloat16, mx.float32, mx.float64)
 PRECISE = (mx.float32, mx.float64)
 WHOLE = (mx.uint64, mx.int64, mx.uint32, mx.int32)
+_REMEDY = (
+    "the model was cast after optimizer.init, or the state is of another precision; cast before optimizer.init, or "
+    "make a new optimizer"
+)
+_CAST = f" parameters need it: {_REMEDY}"
+_NO_COPY = f" parameters have none: {_REMEDY}"
 TAKEN = ("step", "learning_rate", RESERVED)
 """Top-level names of the state that a parameter tree must not use."""
 
@@ -64,45 +73,53 @@ class Layout:
         needed = f"and a {parameter.dtype} parameter needs it; load a complete state, and change no model in a run"
         for name, dtype in wanted.items():
             array = found.get(name)
-            if not isinstance(array, mx.array):
+            if name == self.form.holds and name not in found and "z" in found:
+                reasons.add("missing", f"{path}.{name}", f"not in the optimizer state, and {parameter.dtype}{_CAST}")
+            elif not isinstance(array, mx.array):
                 reasons.add("missing", f"{path}.{name}", f"not in the optimizer state, {needed}")
             elif array.shape != parameter.shape:
                 message = f"shape {array.shape} in the optimizer state, the parameter has {parameter.shape}"
                 reasons.add("shape", f"{path}.{name}", f"{message}; load the state of this model")
             elif array.dtype != dtype:
-                message = f"{array.dtype} in the optimizer state, {dtype} is needed for a {parameter.dtype} parameter"
+                message = f"{array.dtype} in the optimizer state, not {dtype}, and {parameter.dtype}{_CAST}"
                 reasons.add("dtype", f"{path}.{name}", message)
         for name in found:
             if name not in wanted:
                 message = f"unknown; with model_holds={self.form.holds!r} a leaf has {', '.join(wanted)}"
+                if name == self.form.holds:
+                    message = f"a float32 copy in the optimizer state, and {parameter.dtype}{_NO_COPY}"
                 reasons.add("unknown", f"{path}.{name}", message)
 
 
-def check_parameters(reasons: Reasons, parameters: Any, known_paths: Iterable[str] | None) -> None:
-    """Note every reason why a parameter tree cannot be optimised.
+def check_parameters(parameters: Any, scales: ScaleMapping | None) -> None:
+    """Refuse a parameter tree that cannot be optimised.
 
     Args:
-        reasons: Where to note them.
         parameters: A dict of dicts, lists and tuples of arrays.
-        known_paths: Paths that have scales; None if there are no scales.
+        scales: Scales by path; None if there are none.
+
+    Raises:
+        Refused: With every path at fault.
+        ShapeMismatch: If the scales are those of a model of other widths.
     """
     if not isinstance(parameters, dict):
-        reasons.add("tree", "parameters", f"a {type(parameters).__name__}; give a dict of parameters")
-        return
+        refuse("tree", "parameters", f"a {type(parameters).__name__}; give a dict of parameters")
+    reasons = Reasons()
     for name in TAKEN:
         if name in parameters:
             reasons.add("reserved", name, "the optimizer's own state uses this name; rename the parameter or module")
-    leaves = [(path, leaf) for path, leaf in walk(parameters) if leaf is not None]
+    leaves = list(trained(parameters))
     if not leaves:
         reasons.add("empty", "parameters", "no parameter at all; unfreeze some, or leave this optimizer out")
-    unscaled = set() if known_paths is None else {path for path, _ in leaves} - set(known_paths)
     for path, leaf in leaves:
         dtype = getattr(leaf, "dtype", type(leaf).__name__)
         if dtype not in FLOATING:
             message = f"{dtype}; only float16, bfloat16, float32 and float64 can be trained; freeze it"
             reasons.add("dtype", path, message + (" (a quantised weight)" if dtype == mx.uint32 else ""))
-        if path in unscaled:
+        if scales is not None and path not in scales:
             reasons.add("unscaled", path, "has no scale; make the scales from this model")
+    reasons.refuse_if_any()
+    check_sizes(scales, {path: leaf.shape for path, leaf in leaves})
 
 
 def check_gradients(layout: Layout, gradients: Any, parameters: Any, state: Any) -> None:
@@ -122,9 +139,7 @@ def check_gradients(layout: Layout, gradients: Any, parameters: Any, state: Any)
         refuse("tree", "gradients", f"a {type(gradients).__name__}; give a dict of gradients")
     reasons, stale = Reasons(), Reasons()
     wanted: dict[mx.Dtype, dict[str, mx.Dtype]] = {}
-    for path, gradient, parameter, leaf in walk(gradients, parameters, state):
-        if gradient is None:
-            continue
+    for path, gradient, parameter, leaf in trained(gradients, parameters, state):
         if not isinstance(gradient, mx.array):
             reasons.add("type", path, f"the gradient is a {type(gradient).__name__}; give an array")
         elif not isinstance(parameter, mx.array):
@@ -150,25 +165,31 @@ def _fits(leaf: Leaf, parameter: mx.array, wanted: Mapping[str, mx.Dtype]) -> bo
     return z is not None and leaf.keys() == wanted.keys() and z.shape == parameter.shape and z.dtype == wanted["z"]
 
 
-def check_scalars(reasons: Reasons, state: Any, form: Form) -> None:
-    """Note what a loaded state lacks apart from parameters, and if it is of the other form."""
+def check_scalars(reasons: Reasons, state: Any, layout: Layout) -> None:
+    """Note what a loaded state lacks apart from parameters, and if it is of another optimizer or the other form."""
     if not isinstance(state, Mapping):
         reasons.add("tree", "state", f"a {type(state).__name__}; give the dict that optimizer.state was")
         return
     ours = state.get(RESERVED)
     ours = ours if isinstance(ours, Mapping) else {}
     scalars = {name: state.get(name) for name in ("step", "learning_rate")}
-    scalars |= {f"{RESERVED}.{name}": ours.get(name) for name in initial_scalars()}
+    scalars |= {f"{RESERVED}.{name}": ours.get(name) for name in (*initial_scalars(), BETA1, RULE)}
+    dtypes = {"step": WHOLE, "learning_rate": FLOATING, f"{RESERVED}.{RULE}": WHOLE}
     for name, value in scalars.items():
         if not isinstance(value, mx.array):
-            reasons.add("missing", name, "not in the optimizer state; this is no state of a schedule-free optimizer")
+            reasons.add(
+                "missing", name, "not in the optimizer state; it is none of a schedule-free optimizer of this version"
+            )
         elif value.shape != ():
             reasons.add("shape", name, f"shape {value.shape} in the optimizer state; a scalar is needed")
-        elif value.dtype not in (WHOLE if name == "step" else FLOATING if name == "learning_rate" else PRECISE):
+        elif value.dtype not in dtypes.get(name, PRECISE):
             reasons.add("dtype", name, f"{value.dtype} in the optimizer state; load the one that was saved")
+    if reasons.found:
+        return
+    check_identity(reasons, ours, layout.form, layout.rule)
     holds = "x" if HOLDS_X in ours else "y"
-    if holds != form.holds and not reasons.found:
-        message = f"{form.holds!r}, but the state is of a model that holds {holds!r}; load it so, then convert"
+    if holds != layout.form.holds:
+        message = f"{layout.form.holds!r}, but the state is of a model that holds {holds!r}; load it so, then convert"
         reasons.add("form", "model_holds", message)
 
 

@@ -26,6 +26,16 @@ def walk(tree: Any, *others: Any, path: str = "") -> Iterator[tuple[Any, ...]]:
         yield from walk(child, *(_child(other, key) for other in others), path=here)
 
 
+def is_statistic(path: str) -> bool:
+    """Whether a leaf is a running statistic by its name: measured, not trained, and no average of it means anything."""
+    return path.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def trained(*trees: Any) -> Iterator[tuple[Any, ...]]:
+    """As :func:`walk`, without running statistics and leaves that are None."""
+    return (entry for entry in walk(*trees) if entry[1] is not None and not is_statistic(entry[0]))
+
+
 def _child(tree: Any, key: Any) -> Any:
     if isinstance(tree, dict):
         return tree.get(key)

@@ -20,9 +20,11 @@ from ..training.loop import Trainer
 from .cells import Cell, Parametrisation, check_grid
 from .coordinates import STUDY, CoordCheck
 from .custom import Batches, custom_task
+from .fingerprint import check_fingerprint
 from .probes import OUTPUT, activations
+from .references import references
 from .runner import Watcher, run_cells
-from .store import Store
+from .store import CODE, Store
 from .task import Task
 
 STATISTIC = "mean_abs"
@@ -57,7 +59,10 @@ def run_coord_check(
         for seed in range(seeds)
         for width in sorted(widths)
     ]
-    kept = run_cells(Store(folder, STUDY, task.settings), cells, lambda cell: check_cell(task, cell), watcher)
+    store = Store(folder, STUDY, task.settings)
+    if task.custom:
+        check_fingerprint(store, task, cells)
+    kept = run_cells(store, cells, lambda cell: check_cell(task, cell), watcher)
     rows = [
         {
             "width": cell["width"],
@@ -124,14 +129,17 @@ def coord_check(
         make: A fresh model at a width.
         batches: A function of the batch's number, or a sequence that is gone through again and again.
         loss: Mean loss, ``loss(model, batch)``, or ``loss(model, *batch)`` where batches are tuples.
-        base_width: The base model's width.
+        base_width: The base model's width; under about 32 the sums of few terms are noisy, and a right model may fail.
         widths: At least two; five octaves make a check worth its name.
-        optimizer: A plan, or ``optimizer(scales)``; scales are None without μP. Rather a larger rate than in training.
+        optimizer: A plan, or ``optimizer(scales)``; scales are None without μP. Its rate is one that the base model
+            trains well with: about its best rate, up to 4 times that. At a smaller one a mistake hardly shows; at a
+            much larger one training is unstable, and a right model fails.
         seeds: How many.
         updates: After each of which the model is looked into.
         scales: ``mup``; ``sp``, the control, which should not pass; or a function of μP's scales, to see that a
             mistake is found.
-        folder: Keeps finished cells; without one nothing is kept.
+        folder: Keeps finished cells; without one nothing is kept. It is refused for another check, as by
+            :func:`lr_transfer`.
         watcher: Hears how it goes on.
         **as_parametrize: Further arguments of :func:`mufree.parametrize`. Zero readouts and queries belong to the
             check: logits of random ones shrink with width before the first update. A tied head cannot start at zero:
@@ -156,7 +164,8 @@ def coord_check(
     )
     name = scales if isinstance(scales, str) else getattr(scales, "__name__", "changed")
     if callable(scales):
-        task = replace(task, adjust=scales, settings={**task.settings, "scales": name})
+        code = task.settings[CODE] | references(scales=scales)
+        task = replace(task, adjust=scales, settings={**task.settings, "scales": name, CODE: code})
     with TemporaryDirectory() as nowhere:
         return run_coord_check(
             task,

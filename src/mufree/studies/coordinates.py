@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import shown
 from ..mup.verdict import slope, spread
 from .kept import read_study, write_study
 
@@ -123,8 +124,10 @@ class CoordCheck:
         steep = max(found, key=lambda growth: growth.steepness)
         wide = max(found, key=lambda growth: 0.0 if growth.one_sided else growth.spread)
         widths = sorted({row["width"] for row in self.rows})
+        follow = shown(f"{growth.module} at {growth.at}" for growth in found if not growth.passed)
+        start = f"{follow}; from" if follow else "from"
         measured = (
-            f"from width {widths[0]} to {widths[-1]} the steepest, {steep.module} at {steep.at} after update "
+            f"{start} width {widths[0]} to {widths[-1]} the steepest, {steep.module} at {steep.at} after update "
             f"{steep.update}, goes as width^{steep.slope:.2f} (allowed ±{SLOPE:g}); the widest spread is "
             f"{wide.spread:.2f}, of {wide.module} at {wide.at} (allowed {SPREAD:g})"
         )

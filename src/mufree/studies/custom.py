@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 
 from ..build import build_optimizer
@@ -18,10 +15,14 @@ from ..mup import Scales, make_base_shapes
 from ..plan import OptimizerPlan
 from ..random_state import random_state_kept
 from .cells import Cell
+from .references import hash_arrays, references, steady
+from .store import CODE
 from .task import Task
 
 Batches = Callable[[int], Any] | Sequence[Any]
 OptimizerChoice = OptimizerPlan | Callable[[float, Scales | None], Any]
+HASHED = 3
+"""Training batches, the first ones, by whose values a study is told from another."""
 EVALUATED = 8
 """Training batches, the first ones, that a cell is evaluated on where no others are given."""
 
@@ -39,19 +40,26 @@ def custom_task(
 ) -> Task:
     """A task whose seeds use different batches, the same ones at every width.
 
-    What cannot be written down, such as a function, is told from another by a hash: of the base model's fresh weights
-    and of the first batch.
+    What cannot be written down is told from another by hashes: of the base model's fresh weights, of the first batches
+    and those of the evaluation, and of the functions with all that they refer to (see :mod:`.references`).
 
     Raises:
         Refused: If there are no batches.
     """
     numbered = _numbered(batches)
+    options = dict(parametrize or {})
+    functions: dict[str, Any] = {"make": make, "loss": loss, "parametrize": options}
+    functions |= {} if isinstance(optimizer, OptimizerPlan) else {"optimizer": optimizer}
+    functions |= {"batches": batches} if callable(batches) else {}
+    before = references(**functions)
     with random_state_kept():
         shapes = make_base_shapes(make, base_width=base_width)
         mx.random.seed(0)
-        model = _hash(dict(tree_flatten(make(base_width).parameters())))
-    fixed = [numbered(n) for n in range(EVALUATED)] if evaluation is None else list(evaluation)
-    options = dict(parametrize or {})
+        base = make(base_width)
+        fixed = [numbered(n) for n in range(EVALUATED)] if evaluation is None else list(evaluation)
+        first = hash_arrays(dict(tree_flatten([numbered(n) for n in range(HASHED)])))
+    code = steady(before, references(**functions))
+    code |= references(model={path: type(module) for path, module in base.named_modules()})
     return Task(
         make=make,
         batch=lambda number, seed: numbered(seed * updates + number),
@@ -60,14 +68,14 @@ def custom_task(
         optimizer=lambda cell, model, scales: make_optimizer(optimizer, cell, model, scales),
         evaluation={"loss": fixed},
         parametrize=options,
+        custom=True,
         settings={
             "base_width": base_width,
-            "model": model,
-            "batch": _hash({"": numbered(0)}),
-            "evaluation": _hash({"": fixed[0]}) if fixed else None,
-            "loss": _named(loss),
+            "model": hash_arrays(dict(tree_flatten(base.parameters()))),
+            "batches": first,
+            "evaluation": hash_arrays(dict(tree_flatten(fixed))),
             "optimizer": _optimizer_settings(optimizer),
-            "parametrize": {name: repr(value) for name, value in options.items()},
+            CODE: code,
         },
     )
 
@@ -91,22 +99,4 @@ def _numbered(batches: Batches) -> Callable[[int], Any]:
 def _optimizer_settings(optimizer: OptimizerChoice) -> Any:
     if isinstance(optimizer, OptimizerPlan):
         return {name: value for name, value in optimizer.as_metadata().items() if name != "peak_lr"}
-    return _named(optimizer)
-
-
-def _named(function: Any) -> str:
-    """A function by its name and source, as far as Python knows it."""
-    name = getattr(function, "__qualname__", type(function).__name__)
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        return str(name)
-    return f"{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}"
-
-
-def _hash(tree: Any) -> str:
-    found = hashlib.sha256()
-    for path, value in sorted(tree_flatten(tree)):
-        array = np.asarray(value.astype(mx.float32) if isinstance(value, mx.array) else value)
-        found.update(f"{path} {array.shape} {array.dtype}".encode() + array.tobytes())
-    return found.hexdigest()[:16]
+    return "a function"

@@ -17,8 +17,11 @@ from typing import Any
 from ..errors import Reasons, refuse
 from ..files import read_json, write_json
 from .cells import Cell
+from .references import CHANGES
 
 FORMAT = 1
+CODE = "code"
+"""The setting that holds functions and what they refer to, by name."""
 _STUDY, _CELLS, _LOCKS = "study.json", "cells", "locks"
 Row = dict[str, Any]
 
@@ -45,7 +48,7 @@ class Store:
         with (self.folder / _LOCKS / _STUDY).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (self.folder / _STUDY).is_file():
-                self._check_same()
+                self._digest = _digest(self._check_same())
             else:
                 write_json(self.folder / _STUDY, {"format": FORMAT, "study": study, "settings": self.settings})
         (self.folder / _CELLS).mkdir(exist_ok=True)
@@ -100,7 +103,8 @@ class Store:
         if not self.folder.is_dir() or any(self.folder.iterdir()):
             refuse("occupied", "out", f"{self.folder} exists and holds no study of mufree's; give another folder")
 
-    def _check_same(self) -> None:
+    def _check_same(self) -> Mapping[str, Any]:
+        """The settings that the folder was begun with, which are the same but for what changes by itself."""
         try:
             found = read_json(self.folder / _STUDY)
             study, settings = found["study"], found["settings"]
@@ -110,16 +114,31 @@ class Store:
             refuse(
                 "contradiction", "out", f"{self.folder} holds a {study} study, not {self.study}; give another folder"
             )
+        if CODE in self.settings and CODE not in settings:
+            message = (
+                f"{self.folder} was begun by a version that did not keep what functions refer to, so its cells "
+                "may be of others; give another folder"
+            )
+            refuse("contradiction", "out", message)
         reasons = Reasons()
-        for name in sorted({*settings, *self.settings}):
-            before, now = settings.get(name), self.settings.get(name)
-            if before != now:
-                reasons.add(
-                    "contradiction",
-                    name,
-                    f"{now!r} contradicts {before!r} of the study in {self.folder}; give the same or another folder",
-                )
+        for name, before, now in _differences(settings, self.settings):
+            reasons.add(
+                "contradiction",
+                name,
+                f"{now!r} contradicts {before!r} of the study in {self.folder}; give the same or another folder",
+            )
         reasons.refuse_if_any()
+        return dict(settings)
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Settings that differ, by name; of functions and what they refer to each by its own."""
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if name == CODE and old and new:
+            yield from _differences(old, new)
+        elif old != new and CHANGES not in (old, new):
+            yield name, old, new
 
 
 def _digest(settings: Mapping[str, Any]) -> str:

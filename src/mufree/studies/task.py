@@ -37,6 +37,7 @@ class Task:
         accumulation: Micro-batches an update.
         measured: Updates besides the last after which a cell is evaluated.
         settings: What produced a cell besides its own fields, as JSON.
+        custom: Whether it is made of anybody's functions, which settings alone may not tell from others.
     """
 
     make: Callable[[int], Any]
@@ -51,6 +52,7 @@ class Task:
     accumulation: int = 1
     measured: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    custom: bool = False
 
     def start(self, cell: Cell) -> Trainer:
         """A cell before its first update; sets the global random state from its seed."""

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import refuse
 from .cells import PARAMETRISATIONS, Parametrisation, check_grid, grid
 from .custom import Batches, OptimizerChoice, custom_task
+from .fingerprint import check_fingerprint
 from .runner import Watcher, run_cells
 from .store import Store
 from .task import Task, train_cell
@@ -35,7 +36,10 @@ def run_transfer(
     """
     check_grid(widths=widths, rates=rates, seeds=seeds, updates=updates)
     cells = grid(widths=widths, rates=rates, seeds=range(seeds), updates=updates, parametrisations=parametrisations)
-    rows = run_cells(Store(folder, STUDY, task.settings), cells, lambda cell: train_cell(task, cell), watcher)
+    store = Store(folder, STUDY, task.settings)
+    if task.custom:
+        check_fingerprint(store, task, cells)
+    rows = run_cells(store, cells, lambda cell: train_cell(task, cell), watcher)
     return Transfer(rows=rows, base_width=base_width, context=context or {})
 
 
@@ -68,7 +72,9 @@ def lr_transfer(
         optimizer: A plan, whose rate is replaced, or ``optimizer(rate, scales)``; scales are None without μP.
         updates: Of every cell.
         seeds: How many.
-        folder: Keeps finished cells, so that a stopped study goes on.
+        folder: Keeps finished cells, so that a stopped study goes on. It is refused for another study: functions are
+            compared with what they refer to, batches by their values, and each call trains three updates of the
+            narrowest model again, whose losses must be those that the folder was begun with.
         parametrisations: ``mup``, and ``sp`` for the control.
         evaluation: Fixed batches for the loss at ``x``; by default the first 8 training batches.
         watcher: Hears how it goes on.

@@ -8,7 +8,7 @@ and renamed: a run killed at any moment leaves the old one or the new one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..schedule_free.modes import members_of
 from .machine import arithmetic
 from .manifest import is_whole, plain_name, sealed
 
-FORMAT = 2
+FORMAT = 3
 _ARRAYS = ("y", "x", "optimizer", "random")
 _MANIFEST = "manifest.json"
 _FACTS = "facts.json"
@@ -111,12 +111,23 @@ def load_state(optimizer: Any, arrays: Mapping[str, mx.array]) -> None:
     if hasattr(optimizer, "average"):
         optimizer.state = tree_unflatten(list(arrays.items()))
         return
+    for member, start in _members(optimizer):
+        member.check_state(tree_unflatten([(p[len(start) :], a) for p, a in arrays.items() if p.startswith(start)]))
     for path, array in arrays.items():
         *outer, last = path.split(".")
         node = optimizer.state
         for key in outer:
             node = node[int(key)] if isinstance(node, list) else node[key]
         node[int(last) if isinstance(node, list) else last] = array
+
+
+def _members(optimizer: Any, start: str = "") -> Iterator[tuple[Any, str]]:
+    """The schedule-free optimizers of a ``MultiOptimizer`` at any depth, with how paths of their state start."""
+    for index, child in enumerate(getattr(optimizer, "optimizers", ())):
+        here = f"{start}states.{index}."
+        if hasattr(child, "average"):
+            yield child, here
+        yield from _members(child, here)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..errors import refuse
+from ..errors import Reasons, refuse
 from ..schedule_free import averaged
 
 
@@ -20,15 +20,16 @@ def recalibrate(model: nn.Module, optimizer: Any, batches: Iterable[Any]) -> int
     bits afterwards. Call it before ``x`` is evaluated, saved or exported; training goes on from the new statistics.
 
     Args:
-        model: The model; ``model(batch)`` is called.
+        model: The model; ``model(batch)`` is called, or ``model(*batch)`` where a batch is a tuple or list of arrays.
         optimizer: The schedule-free optimizer that trains it, or an MLX ``MultiOptimizer`` that holds some.
-        batches: Inputs, best as many and as large as in training.
+        batches: Several batches of the model's inputs (without targets), best as many and as large as in training.
 
     Returns:
         The number of batches.
 
     Raises:
-        Refused: If there is no BatchNorm with running statistics, or no batch; nothing has changed then.
+        Refused: If there is no BatchNorm with running statistics, or no batch, or the arguments are others;
+            nothing has changed then.
 
     Example:
         >>> from mufree import AdamWScheduleFree, averaged
@@ -46,6 +47,7 @@ def recalibrate(model: nn.Module, optimizer: Any, batches: Iterable[Any]) -> int
     References:
         Defazio et al. 2024, "The Road Less Scheduled", arXiv 2405.15682, on BatchNorm.
     """
+    _check_arguments(model, optimizer, batches)
     layers = [module for _, module in _modules(model) if isinstance(module, nn.BatchNorm)]
     layers = [layer for layer in layers if layer.track_running_stats]
     if not layers:
@@ -63,7 +65,8 @@ def recalibrate(model: nn.Module, optimizer: Any, batches: Iterable[Any]) -> int
                 count += 1
                 for layer in layers:
                     layer.momentum = 1 / count
-                mx.eval(model(batch), [(layer.running_mean, layer.running_var) for layer in layers])
+                outputs = model(*map(mx.array, batch)) if isinstance(batch, tuple | list) else model(batch)
+                mx.eval(outputs, [(layer.running_mean, layer.running_var) for layer in layers])
     except BaseException:
         for layer, (mean, variance) in zip(layers, before, strict=True):
             layer.running_mean, layer.running_var = mean, variance
@@ -76,6 +79,19 @@ def recalibrate(model: nn.Module, optimizer: Any, batches: Iterable[Any]) -> int
     if count == 0:
         refuse("empty", "batches", "has no batch; give the inputs of some training batches")
     return count
+
+
+def _check_arguments(model: Any, optimizer: Any, batches: Any) -> None:
+    reasons = Reasons()
+    if not isinstance(model, nn.Module):
+        swapped = "; it is recalibrate(model, optimizer, batches)" if isinstance(optimizer, nn.Module) else ""
+        reasons.add("type", "model", f"a {type(model).__name__}, no module{swapped}; give the model that is trained")
+    if hasattr(batches, "shape"):
+        message = f"one array of shape {tuple(batches.shape)}; give several batches, or a list of one: [batch]"
+        reasons.add("type", "batches", message)
+    elif not isinstance(batches, Iterable):
+        reasons.add("type", "batches", f"a {type(batches).__name__}; give several batches, such as a list")
+    reasons.refuse_if_any()
 
 
 def _modules(model: nn.Module) -> list[tuple[str, Any]]:
