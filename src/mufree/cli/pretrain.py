@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
     prepared = ranks.together(lambda: prepare(config, ranks, fresh=fresh))
     if options.resume:
         ranks.first(folder.check_same, config, prepared.identity(), despite)
-    report.console.print(overview(prepared, folder))
+    report.note(overview(prepared, folder, report.width))
     if options.dry_run:
         return _print_json(_planned(prepared)) if options.json and ranks.is_first else 0
     result = train_prepared(prepared, folder, resume=options.resume, despite=despite, report=report, ranks=ranks)

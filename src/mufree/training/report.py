@@ -69,6 +69,11 @@ class ConsoleReporter:
         self._limit: int | None = None
         self._seen: dict[str, Any] = {}
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None elsewhere, where a line may have any length."""
+        return self.console.width if self.console.is_terminal else None
+
     def note(self, text: str) -> None:
         """See :class:`Reporter`."""
         self.console.print(text, soft_wrap=True, highlight=False, markup=False)
