@@ -11,7 +11,7 @@ import pytest
 from mufree.cli import run
 from mufree.training.folder import RunFolder
 from mufree.training.layout import named_lines, table_lines
-from mufree.training.overview import overview
+from mufree.training.overview import _counted, overview
 from mufree.training.prepare import prepare
 from mufree.training.report import ConsoleReporter, OpenConsole
 from training_settings import SMALL, flags, small
@@ -78,3 +78,11 @@ def test_lines_of_a_table_and_of_names() -> None:
     assert named_lines([("one", ""), ("", "x-y " * 12)], width=20) == [
         "one", *["     " + "x-y " * 9 + "x-y", "     x-y x-y"],
     ]  # fmt: skip
+
+
+def test_the_data_is_counted_in_words(plan: tuple[str, str]) -> None:
+    """One document is one, and what is for validation says what it counts."""
+    line = next(line for line in plan[0].splitlines() if line.startswith("data"))
+    counted = r"training [\d,]+ tokens of 1 document, validation [\d,]+ tokens of 1 document$"
+    assert re.search(counted, line), line
+    assert _counted(1149057, "token") == "1,149,057 tokens"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -122,13 +122,20 @@ def _stops(prepared: Prepared) -> str:
 
 
 def _documents(prepared: Prepared) -> str:
-    corpus, train, valid = prepared.corpus, prepared.train, prepared.valid
-    if not corpus.train:
-        return f"{len(train.ids):,} tokens to train on, {len(valid.ids):,} to validate on"
-    return (
-        f"{len(corpus.train)} documents, {len(train.ids):,} tokens to train on; "
-        f"{len(corpus.valid)}, {len(valid.ids):,} to validate on"
+    corpus = prepared.corpus
+    parts = (("training", prepared.train, corpus.train), ("validation", prepared.valid, corpus.valid))
+    return ", ".join(
+        f"{name} {_counted(len(tokens.ids), 'token')}{_of(documents)}" for name, tokens, documents in parts
     )
+
+
+def _of(documents: Sequence[Any]) -> str:
+    """What tokens are of; files of tokens have no documents."""
+    return f" of {_counted(len(documents), 'document')}" if documents else ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _sizes(config: PretrainConfig, parameters: int) -> str:
