@@ -6,7 +6,6 @@ Ctrl-C after saving, as shells have it for every signal: 128 + its number.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..errors import NonFiniteLoss, Refused, missing_package
+from .parser import Parser
 
 COMMANDS = ("plan", "pretrain", "lora", "transfer", "coord-check", "export")
 
@@ -58,9 +58,9 @@ def run(arguments: Sequence[str]) -> int:
         return 1
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> Parser:
     """The parser, with the options of the command that is asked for; the other commands are not even imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mufree",
         description="Tune a learning rate on a small model, train a wide one, stop whenever you like.",
         allow_abbrev=False,
@@ -74,6 +74,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         if name == asked:
             module.add_arguments(command)
         command.set_defaults(start=module.run)
+    parser.check_command(arguments, COMMANDS)
     return parser
 
 

@@ -83,9 +83,7 @@ def _from_file(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any
     reasons = Reasons()
     for key in found:
         if key not in settings():
-            reasons.add(
-                "unknown_key", f"{args.config}: {key}", f"is no setting; the settings are {', '.join(settings())}"
-            )
+            reasons.add_unknown(f"{args.config}: {key}", key, settings(), "setting")
     reasons.refuse_if_any()
     return _without_rivals(found, flags)
 
