@@ -214,3 +214,22 @@ def test_a_list_in_a_file_that_is_none_is_refused(
     assert run([command, "-c", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]) == 2
     assert "c.yaml: widths: 'wide' is not a list of whole numbers" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["transfer", "coord-check"])
+def test_ctrl_c_ends_with_what_is_kept(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 130, one line on stderr."""
+    from mufree.studies.task import Task
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Task, "start", interrupted)
+    (tmp_path / "small.yaml").write_text(SMALL if command == "transfer" else SMALL.replace("rates", "# rates"))
+    words = [command, "-c", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "s"), "--jobs", "1"]
+    assert run(words) == 130
+    said = capsys.readouterr().err
+    assert said.startswith(f"mufree {command}: stopped; 0 of ")
+    assert said.endswith("the same command goes on from there\n")

@@ -144,3 +144,18 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 
 def _never(cell: Cell) -> dict[str, Any]:
     raise AssertionError(f"{cell.name} was trained again")
+
+
+def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+    """How many of the cells asked for, where, and how to go on; the status and the words of the command say it too."""
+    task, trained = small_task(), []
+
+    def train(cell: Cell) -> Any:
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(cell)
+        return train_cell(task, cell)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_cells(Store(tmp_path, "transfer", task.settings), CELLS, train)
+    assert str(caught.value) == f"stopped; 1 of 8 cells are kept in {tmp_path}, and the same command goes on from there"

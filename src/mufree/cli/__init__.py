@@ -46,8 +46,9 @@ def run(arguments: Sequence[str]) -> int:
     except NonFiniteLoss as error:
         print(f"mufree {options.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"mufree {options.command}: ended at once; what was saved before is whole", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        said = str(stopped) or "ended at once; what was saved before is whole"
+        print(f"mufree {options.command}: {said}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Nobody reads any more: say nothing, now or when Python flushes at its end.
