@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
             task, adjust=hidden_rate_not_divided, settings={**task.settings, "scales": "hidden rate not divided"}
         )
     out = options.out or Path(f"runs/coord-check-{options.scales}")
-    with helpers(options.arguments, options.jobs):
+    with helpers(options.arguments, options.jobs) as jobs:
         result = run_coord_check(
             task,
             **grid,
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
             folder=out,
             parametrisation="sp" if options.scales == "sp" else "mup",
             name=options.scales,
-            watcher=SecondsWatcher(console),
+            watcher=SecondsWatcher(console, jobs=jobs),
         )
     return _conclude(options, out, result, console)
 

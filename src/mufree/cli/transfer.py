@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     if told:
         console.print(told, highlight=False)
     task, prepared = language_task(asked.config, asked.widths)
-    with helpers(options.arguments, options.jobs):
+    with helpers(options.arguments, options.jobs) as jobs:
         result = run_transfer(
             task,
             base_width=asked.config.base_width,
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
             folder=options.out,
             parametrisations=PARAMETRISATIONS if options.sp and not options.only_base else ("mup",),
             context=recipe_context(asked.config, task, prepared),
-            watcher=ConsoleWatcher(console, lambda row: row["losses"][LOSS]),
+            watcher=ConsoleWatcher(console, lambda row: row["losses"][LOSS], jobs=jobs),
         )
     return _conclude(options, result, console)
 
