@@ -148,8 +148,11 @@ def _check(grid: Mapping[str, Any]) -> None:
 
 
 def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> int:
+    from ..studies.kept import save_result
+    from ..studies.transfer import STUDY
+
     path = options.out / "result.json"
-    result.save(path)
+    earlier = save_result(result, STUDY, path)
     written = [str(path)]
     if options.plot is not None:
         written.append(str(result.plot(options.plot)))
@@ -162,6 +165,8 @@ def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> in
         console.print(f"recipe: {recipe.summary()}", highlight=False, markup=False, soft_wrap=True)
     console.print(result.costs, highlight=False, markup=False, soft_wrap=True)
     console.print(f"written: {', '.join(written)}", highlight=False, markup=False, soft_wrap=True)
+    if earlier is not None:
+        console.print(f"kept: the result of other cells that was there, as {earlier}", highlight=False, soft_wrap=True)
     if options.json:
         checks = [{"name": c.name, "passed": c.passed, "text": c.text} for c in result.judgement.checks]
         print(
