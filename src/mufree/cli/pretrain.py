@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..training.report import ConsoleReporter
     from ..training.run import Run
 
+TEMPERATURE = 0.8
+"""Of the sampling that is proposed: a small model's most likely words repeat themselves."""
 HELP = "train a width-scaled language model from scratch, schedule-free, with its learning rate tuned at a base width"
 
 
@@ -150,7 +152,8 @@ def _conclude(report: ConsoleReporter, prepared: Prepared, folder: RunFolder, re
         report.note(sample(result.export, prepared.config.prompt) + "\n")
         more = 2 * result.update or DEFAULT_UPDATES
         report.note(f"further: mufree pretrain --resume --out {path} --updates {more}")
-    report.note(f"use it:  mlx_lm.generate --model {shlex.quote(str(result.export))} --prompt 'The '")
+    model, prompt = shlex.quote(str(result.export)), shlex.quote(prepared.config.prompt)
+    report.note(f"use it:  mlx_lm.generate --model {model} --prompt {prompt} --temp {TEMPERATURE}")
 
 
 def _planned(prepared: Prepared) -> dict[str, Any]:
