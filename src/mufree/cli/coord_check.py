@@ -79,8 +79,6 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         check_plotting()
     console = Console(stderr=options.json)
-    if told:
-        console.print(told, highlight=False)
     task, _ = language_task(config, grid["widths"])
     if options.scales == "hidden-rate":
         task = replace(
@@ -88,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
         )
     out = options.out or Path(f"runs/coord-check-{options.scales}")
     with helpers(options.arguments, options.jobs) as jobs:
+        if told:
+            console.print(told, highlight=False, soft_wrap=True)
         result = run_coord_check(
             task,
             **grid,

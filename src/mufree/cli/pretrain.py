@@ -82,8 +82,6 @@ def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
     from ..training.report import ConsoleReporter, OpenConsole
 
     report = ConsoleReporter(OpenConsole(stderr=options.json, quiet=not ranks.is_first))
-    if told:
-        report.note(told)
     if options.resume:
         folder = RunFolder(Path(PretrainConfig(**{k: v for k, v in settings.items() if k == "out"}).out))
         # What a later rank is given stays its own, to be compared, or to say where its files are.
@@ -100,6 +98,8 @@ def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
     report.note(overview(prepared, folder, report.width))
     if options.dry_run:
         return _print_json(_planned(prepared)) if options.json and ranks.is_first else 0
+    if told:
+        report.note(told)
     result = train_prepared(prepared, folder, resume=options.resume, despite=despite, report=report, ranks=ranks)
     if ranks.is_first:
         _conclude(report, prepared, folder, result)

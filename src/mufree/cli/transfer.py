@@ -92,10 +92,10 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         check_plotting()
     console = Console(stderr=options.json)
-    if told:
-        console.print(told, highlight=False)
     task, prepared = language_task(asked.config, asked.widths)
     with helpers(options.arguments, options.jobs) as jobs:
+        if told:
+            console.print(told, highlight=False, soft_wrap=True)
         result = run_transfer(
             task,
             base_width=asked.config.base_width,
