@@ -76,3 +76,31 @@ def test_a_misspelt_key_of_a_file(
     says = f"c.yaml: {key}: no such" if meant else f"{key}: is the check's here"
     said = next(line for line in capsys.readouterr().err.splitlines() if says in line)
     assert meant is None or f"did you mean {meant}?" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("plan", {"FILE": "config training-arguments out"}),
+        ("pretrain", {"FILE": "config recipe", "FOLDER": "out tokenizer cache", "PATH": "data weights"}),
+        ("lora", {"FILE": "config resume-adapter-file", "FOLDER": "adapter-path data", "PATH": "tuned-on"}),
+        ("transfer", {"FILE": "config save plot", "FOLDER": "out tokenizer cache", "PATH": "data"}),
+        ("coord-check", {"FILE": "config plot", "FOLDER": "out tokenizer cache", "PATH": "data"}),
+        ("export", {"FOLDER": "out", "MODEL": "model"}),
+    ],
+)
+def test_files_and_folders_are_called_so_everywhere(
+    command: str, options: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FILE, FOLDER, or PATH where it may be either."""
+    with pytest.raises(SystemExit):
+        run([command, "--help"])
+    said = capsys.readouterr().out
+    for metavar, names in options.items():
+        assert all(f"--{name} {metavar}" in said for name in names.split())
+
+
+def test_a_refusal_names_the_section_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """In quotes, for its name is a phrase."""
+    assert run(["plan", "--optimizer", "adamm", "--lr", "1"]) == 2
+    assert capsys.readouterr().err.endswith('see "Moving from" in the README\n')

@@ -35,7 +35,8 @@ def run(arguments: Sequence[str]) -> int:
             print(f"  {reason}", file=sys.stderr)
         sections = sorted({reason.section for reason in refused.reasons if reason.section})
         if sections:
-            print(f"more in the README: {', '.join(sections)}", file=sys.stderr)
+            named = " and ".join(f'"{section}"' for section in sections)
+            print(f"see {named} in the README", file=sys.stderr)
         return 2
     except ImportError as error:
         missing = missing_package(error)

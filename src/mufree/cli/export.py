@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="default: FOLDER/export or FOLDER/fused, with -y for --weights y"
     )
-    parser.add_argument("--model", metavar="BASE", help="adapters: the base model, if it is not where they say")
+    parser.add_argument("--model", metavar="MODEL", help="adapters: the base model, if it is not where they say")
     parser.add_argument("--dequantize", action="store_true", help="adapters: write a quantised base in plain weights")
 
 

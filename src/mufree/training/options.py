@@ -22,6 +22,7 @@ def option(
     above: float | None = None,
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
+    metavar: str | None = None,
 ) -> Any:
     """A dataclass field that is an option.
 
@@ -33,8 +34,10 @@ def option(
         above: What a value must be greater than.
         high: The greatest value of a whole number.
         choices: For text, what it may be; anything but nothing if empty.
+        metavar: What its value is called in the help of the command line, if it is a file or a folder.
     """
-    metadata = {"help": text, "group": group, "low": low, "above": above, "high": high, "choices": choices}
+    limits = {"low": low, "above": above, "high": high, "choices": choices}
+    metadata = {"help": text, "group": group, **limits, "metavar": metavar}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
