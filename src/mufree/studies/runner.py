@@ -84,15 +84,23 @@ def _pass(
 ) -> bool:
     """Go through the missing cells once; whether any of them was finished, here or elsewhere."""
     before = len(done)
+    passed: list[Cell] = []  # looked at after every cell, so that others' cells are told as they are finished
     for cell in missing:
-        row = store.row(cell)
-        if row is None:
+        if store.row(cell) is None:
             with store.claim(cell) as mine:
-                row = store.keep(cell, train(cell), made_by()) if mine else store.row(cell)
-        if row is not None:
-            done[cell.name] = row
-            watcher.row(row)
+                if mine:
+                    store.keep(cell, train(cell), made_by())
+        passed = [other for other in (*passed, cell) if not _finished(store, other, watcher, done)]
     return len(done) > before
+
+
+def _finished(store: Store, cell: Cell, watcher: Watcher, done: dict[str, Row]) -> bool:
+    """Whether a cell is finished, by whomever; it is told then."""
+    row = store.row(cell)
+    if row is not None:
+        done[cell.name] = row
+        watcher.row(row)
+    return row is not None
 
 
 def row_name(row: Row) -> str:
