@@ -28,6 +28,19 @@ SECTIONS: Mapping[str, str] = {
 """Which section of the README says more about a kind of problem."""
 
 
+SYNONYMS = (
+    ("lr", "learning_rate"),
+    ("updates", "total_updates", "iters", "steps", "max_steps"),
+    ("warmup", "warmup_steps"),
+    ("out", "adapter_path", "output_dir"),
+    ("seq_length", "max_seq_length"),
+    ("accumulation", "grad_accumulation_steps", "gradient_accumulation_steps"),
+    ("width", "hidden_size"),
+    ("layers", "num_layers", "num_hidden_layers"),
+)
+"""Names of one and the same setting, here and in other programs, for who gives the one where it is another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One problem of an input.
@@ -145,10 +158,8 @@ class Reasons:
             noun: What such a name names, e.g. ``"option"``.
             hint: A sentence to say in place of the nearest name.
         """
-        from difflib import get_close_matches
-
-        near = get_close_matches(str(name), known, 1)
-        hint = hint or (f"did you mean {near[0]}?" if near else None)
+        near = nearest(str(name), known)
+        hint = hint or (f"did you mean {near}?" if near else None)
         start = f"{hint} The" if hint else "the"
         self.add("unknown", where, f"no such {noun}; {start} {noun}s are: {', '.join(known)}")
 
@@ -165,6 +176,28 @@ class Reasons:
         """Raise ``exception`` with all that was kept, if anything was."""
         if self.found:
             raise exception(self.found)
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The known name that was probably meant: one spelt alike, or what another program's name is called here.
+
+    Args:
+        name: What was given; dashes and underscores are alike.
+        known: The names there are.
+
+    Example:
+        >>> nearest("lerning_rate", ["lr", "updates"]), nearest("updats", ["lr", "updates"]), nearest("x", ["lr"])
+        ('lr', 'updates', None)
+    """
+    from difflib import get_close_matches
+
+    meant = {one.replace("-", "_"): one for one in known}
+    for names in SYNONYMS:
+        here = next((one for one in names if one in meant), None)
+        if here is not None:
+            meant = dict.fromkeys(names, meant[here]) | meant
+    near = get_close_matches(name.replace("-", "_"), meant, 1)
+    return meant[near[0]] if near else None
 
 
 def refuse(code: str, where: str, message: str, exception: type[Refused] = Refused) -> NoReturn:

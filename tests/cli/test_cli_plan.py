@@ -12,6 +12,7 @@ import pytest
 
 from mufree import OptimizerPlan, plan_optimizer
 from mufree.cli import run
+from mufree.cli.plan import TYPED
 
 SECONDS = 0.5  # what the command may take, interpreter start included
 ARRAYS = ("mlx", "mlx_lm", "numpy", "torch", "transformers")
@@ -102,6 +103,29 @@ def test_flags_are_read_as_people_write_them(capsys: pytest.CaptureFixture[str])
     assert run(["plan", "--optimizer", "null", "--lr", "nan", "--decay-mask", "true"]) == 2
     err = capsys.readouterr().err
     assert all(words in err for words in ("'null' is not known", "nan is not finite", "'true' is not known"))
+
+
+def test_numbers_are_typed_as_for_every_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Powers of two too, in flags, in a pair and in a file."""
+    words = ["--optimizer", "adamw_torch", "--weight-decay", "2**-4", "--betas", "0.5,2^-1", "--json"]
+    (tmp_path / "plan.yaml").write_text("lr: 2^-6\n")
+    for rate in (["--lr", "2^-6"], ["-c", str(tmp_path / "plan.yaml")]):
+        assert run(["plan", *words, *rate]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert (plan["peak_lr"], plan["weight_decay"], plan["betas"]) == (2.0**-6, 2.0**-4, [0.5, 0.5])
+
+
+def test_the_help_says_how_each_value_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    """No option takes a mere VALUE, and two numbers are shown as they are typed; that spelling is accepted."""
+    with pytest.raises(SystemExit):
+        run(["plan", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert " VALUE" not in said
+    assert "--betas B1,B2 β1 and β2. Typed as 0.9,0.999." in said
+    schedule = TYPED["scheduler"].partition(" or ")[2].strip("'")
+    assert run(["plan", "--optimizer", "adamw", "--lr", "1e-3", "--scheduler", schedule]) == 0
+    kwargs = ["--scheduler", "cosine_with_min_lr", "--scheduler-kwargs", TYPED["scheduler_kwargs"].strip("'")]
+    assert run(["plan", "--optimizer", "adamw", "--lr", "1", "--total-updates", "9", *kwargs]) == 0
 
 
 def test_a_flag_says_no_to_a_file_s_yes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from mufree.cli import run
-from training_settings import flags
+from mufree.training.checkpoint import read_facts
+from training_settings import SMALL, flags
 
 
 def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
@@ -34,6 +37,44 @@ def test_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert result["valid_loss_x"] > 0
     assert run(["export", str(out), "--weights", "y"]) == 0
     assert Path(capsys.readouterr().out.strip()).joinpath("model.safetensors").is_file()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four updates, with a prompt of its own, and validated at x after the last one already."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert run(["pretrain", *flags(out, updates=4, eval_every=4, data=SMALL, prompt="It's")]) == 0
+    return out
+
+
+def test_going_on_with_a_finished_run_says_both_losses(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On one line, though that at x was known; which of them is exported; and how to go on."""
+    assert run(["pretrain", "--resume", "--out", str(finished)]) == 0
+    said = capsys.readouterr().out
+    assert "the run has made 4 updates already; for more give --updates" in said
+    assert re.search(r"^update +4  validation loss \d\.\d{4} at x  validation loss \d\.\d{4} at y$", said, re.MULTILINE)
+    assert said.count("at x, the average, which is exported") == 1
+    assert run(["pretrain", "--resume", "--out", str(finished), "--updates", "3"]) == 0
+    assert "--updates 3 is not beyond the 4 updates that the run has made" in capsys.readouterr().out
+
+
+def test_what_is_proposed_is_what_was_asked_for(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's own prompt, quoted for a shell, and sampled."""
+    assert run(["pretrain", "--resume", "--out", str(finished)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("use it:"))
+    words = shlex.split(line.removeprefix("use it:"))
+    expected = ["mlx_lm.generate", "--model", str(finished / "export"), "--prompt", "It's", "--temp", "0.8"]
+    assert words == expected
+
+
+def test_an_export_says_what_it_is(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Update, sequence and loss, on stderr; stdout is the folder alone, for a script."""
+    losses = read_facts(finished / "checkpoints" / "00000004")["losses"]
+    for at, name in (("x", "the average"), ("y", "where gradients were taken")):
+        assert run(["export", str(finished), "--weights", at, "--out", str(tmp_path / at)]) == 0
+        said = capsys.readouterr()
+        assert said.out == f"{tmp_path / at}\n"
+        assert said.err == f"exported: update 4, {at}, {name}; validation loss {losses[f'valid_loss_{at}']:.4f}\n"
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,8 +116,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("fault", REFUSED)
 def test_wrong_settings_are_refused(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2, the setting, what was given and what is allowed, and nothing is written."""
-    import re
-
     changes, says = REFUSED[fault]
     words = [f"{a}={b}" for a, b in zip(*[iter(flags(tmp_path / "run", **changes))] * 2, strict=True)]
     assert re.search(says, refused(capsys, ["pretrain", *words]))

@@ -68,4 +68,4 @@ def test_a_resumed_plan_is_that_of_the_saved_run(tmp_path: Path, capsys: pytest.
     assert run(["pretrain", "--resume", "--out", str(out), "-c", str(tmp_path / "more.yaml")]) == 2
     assert "more.yaml: updats: no such option; did you mean updates?" in capsys.readouterr().err
     assert run(["pretrain", "--resume", "--out", str(out)]) == 0
-    assert "has made 1 updates already; for more give --updates" in capsys.readouterr().out
+    assert "has made 1 update already; for more give --updates" in capsys.readouterr().out

@@ -56,7 +56,9 @@ def test_a_sweep_is_kept_and_reported(swept: Path, capsys: pytest.CaptureFixture
 def test_only_base_finds_the_same_rate(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the same kept cells, claiming nothing about transfer."""
     assert run(_words(swept, "--only-base", "--save", str(swept / "base.json"))) == 0
-    assert "transfer was not checked" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "transfer was not checked" in said
+    assert f"kept: the result of other cells that was there, as {swept / 's' / 'result-1.json'}" in said
     assert Recipe.load(swept / "base.json").rate == Recipe.load(swept / "recipe.json").rate
     assert Recipe.load(swept / "base.json").passed is None
 
@@ -170,6 +172,25 @@ def test_the_control_of_a_coordinate_check_fails_with_status_1(
         "model.layers.0", "model.layers.0: attention logits", "output",
     }  # fmt: skip
     assert {growth["at"] for growth in found["growth"]} == {"y", "x"}
+    assert "But 1 seed cannot decide" in found["verdict"]
+    capsys.readouterr()
+    assert run([*words, "--scales", "sp", "--widths", "16,32"]) in (0, 1)
+    assert f"as {tmp_path / 'c' / 'result-1.json'}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "c" / "result-1.json").read_text())["verdict"] == found["verdict"]
+
+
+def test_a_quick_look_is_part_of_the_check(tmp_path: Path) -> None:
+    """Three widths over the whole range, one seed, all else as in the check; options win over it."""
+    from mufree.cli import coord_check
+    from mufree.cli.parser import Parser
+
+    parser = Parser()
+    coord_check.add_arguments(parser)
+    quick, whole = (coord_check.read(parser.parse_args(words)) for words in (["--quick"], []))
+    assert quick[0] == {"widths": [64, 256, 1024], "seeds": 1, "updates": whole[0]["updates"]}
+    assert {64, 1024} <= set(quick[0]["widths"]) <= set(whole[0]["widths"])
+    assert quick[1] == whole[1]
+    assert coord_check.read(parser.parse_args(["--quick", "--seeds", "2"]))[0]["seeds"] == 2
 
 
 def test_jobs_share_the_work(tmp_path: Path) -> None:
@@ -214,3 +235,22 @@ def test_a_list_in_a_file_that_is_none_is_refused(
     assert run([command, "-c", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]) == 2
     assert "c.yaml: widths: 'wide' is not a list of whole numbers" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["transfer", "coord-check"])
+def test_ctrl_c_ends_with_what_is_kept(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 130, one line on stderr."""
+    from mufree.studies.task import Task
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Task, "start", interrupted)
+    (tmp_path / "small.yaml").write_text(SMALL if command == "transfer" else SMALL.replace("rates", "# rates"))
+    words = [command, "-c", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "s"), "--jobs", "1"]
+    assert run(words) == 130
+    said = capsys.readouterr().err
+    assert said.startswith(f"mufree {command}: stopped; 0 of ")
+    assert said.endswith("the same command goes on from there\n")

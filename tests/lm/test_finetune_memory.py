@@ -37,7 +37,11 @@ def test_the_plan_is_for_the_longest_rows(longest: int, seen: int, base: Any, tm
     prepared = prepare(from_mapping(settings(*base, tmp_path / "out", max_seq_length=longest)))
     options = {"batch_size": 2, "seq_length": seen}
     assert prepared.memory == memory_plan(prepared.model, prepared.optimizer, **options)
-    assert prepared.memory.lines()[0] in overview(prepared)
+    rows = [line.split(maxsplit=1) for line in overview(prepared).splitlines()]
+    assert ["memory", prepared.memory.lines()[0]] in rows
+    starts = {line.index(value) for (_, value), line in zip(rows, overview(prepared).splitlines(), strict=True)}
+    assert len(starts) == 1, "memory and notes are rows like the others"
+    assert "note" in [name for name, _ in rows]
 
 
 def test_accumulation_and_checkpointing_reach_the_plan(base: Any, tmp_path: Path) -> None:

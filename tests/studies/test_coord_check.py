@@ -78,6 +78,25 @@ def test_spread_is_a_gate_of_its_own(mup: CoordCheck) -> None:
     assert not CoordCheck(rows=bumped).passed
 
 
+@pytest.mark.parametrize(
+    ("widths", "seeds", "few"),
+    [
+        ((32, 64), (0, 1, 2), "But 2 widths cannot decide"),
+        ((32, 64, 128), (0,), "But 1 seed cannot decide"),
+        ((32, 64), (0,), "But 2 widths and 1 seed cannot decide"),
+        ((32, 64, 128), (0, 1), None),
+    ],
+)
+def test_a_verdict_of_too_few_says_so(
+    mup: CoordCheck, widths: tuple[int, ...], seeds: tuple[int, ...], few: str | None
+) -> None:
+    """Whether it passes or not, and what to run instead."""
+    rows = [row for row in mup.rows if row["width"] in widths and row["seed"] in seeds]
+    for found in (CoordCheck(rows=rows), CoordCheck(rows=[r | {"value": r["value"] * r["width"]} for r in rows])):
+        assert ("cannot decide" in found.verdict) == (few is not None)
+        assert few is None or (few in found.verdict and "3 widths or more and 3 seeds" in found.verdict)
+
+
 @pytest.mark.parametrize("value", [float("nan"), 0.0])
 def test_a_value_that_is_no_number_or_zero_at_one_width_fails(mup: CoordCheck, value: float) -> None:
     """No logarithm hides it."""

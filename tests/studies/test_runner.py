@@ -144,3 +144,39 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 
 def _never(cell: Cell) -> dict[str, Any]:
     raise AssertionError(f"{cell.name} was trained again")
+
+
+def test_another_process_s_cells_are_told_as_they_are_finished(tmp_path: Path) -> None:
+    """Not when this one has gone through all of its own: what is left would be told as more than it is."""
+    task, told = small_task(), []
+    store, other = (Store(tmp_path, "transfer", task.settings) for _ in range(2))
+
+    class Told(Quiet):
+        def row(self, row: Any) -> None:
+            told.append(row_name(row))
+
+    with other.claim(CELLS[0]) as mine:
+        assert mine
+
+        def train(cell: Cell) -> Any:
+            if cell == CELLS[2]:
+                other.keep(CELLS[0], train_cell(task, CELLS[0]), {})
+            return train_cell(task, cell)
+
+        run_cells(store, CELLS[:4], train, Told())
+    assert told == [CELLS[number].name for number in (1, 0, 2, 3)]
+
+
+def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+    """How many of the cells asked for, where, and how to go on; the status and the words of the command say it too."""
+    task, trained = small_task(), []
+
+    def train(cell: Cell) -> Any:
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(cell)
+        return train_cell(task, cell)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_cells(Store(tmp_path, "transfer", task.settings), CELLS, train)
+    assert str(caught.value) == f"stopped; 1 of 8 cells are kept in {tmp_path}, and the same command goes on from there"

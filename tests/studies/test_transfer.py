@@ -66,6 +66,19 @@ def test_a_seed_that_only_some_rates_have_does_not_count(swept: Transfer) -> Non
     assert Transfer(rows=[*swept.rows, extra], base_width=8).table() == swept.table()
 
 
+def test_one_seed_that_did_not_pass_says_what_settles_it(swept: Transfer) -> None:
+    """And no other verdict does: not that of several seeds, nor of the base width alone."""
+    lost = [row | {"losses": {"loss": 1.0 + row["rate"]}} for row in swept.rows]
+    one = [row for row in lost if row["seed"] == 0]
+    judged = Transfer(rows=one, base_width=8)
+    assert not judged.passed
+    assert judged.verdict.startswith(judged.judgement.sentence)
+    assert judged.verdict.endswith("the full grid settles it, mufree transfer without --quick, with two seeds or more.")
+    for rows in (lost, [row for row in one if row["width"] == 8]):
+        found = Transfer(rows=rows, base_width=8)
+        assert found.verdict == found.judgement.sentence
+
+
 def test_it_is_read_back_from_its_file(swept: Transfer, tmp_path: Path) -> None:
     """With the same verdict; another study's file is refused."""
     swept.save(tmp_path / "t.json")

@@ -41,7 +41,7 @@ def test_lines_elsewhere() -> None:
     report.note("a [note] with brackets")
     report.stop()
     assert file.getvalue().splitlines() == [
-        "update 12345  loss 1.2345  rate 0.01562  98,765 tokens/s",
+        "update 12345  training loss 1.2345  rate 0.01562  98,765 tokens/s",
         "update 12345  validation loss 1.5000 at x  validation loss 1.2500 at y",
         "a [note] with brackets",
     ]

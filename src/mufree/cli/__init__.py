@@ -6,7 +6,6 @@ Ctrl-C after saving, as shells have it for every signal: 128 + its number.
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..errors import NonFiniteLoss, Refused, missing_package
+from .parser import Parser
 
 COMMANDS = ("plan", "pretrain", "lora", "transfer", "coord-check", "export")
 
@@ -35,7 +35,8 @@ def run(arguments: Sequence[str]) -> int:
             print(f"  {reason}", file=sys.stderr)
         sections = sorted({reason.section for reason in refused.reasons if reason.section})
         if sections:
-            print(f"more in the README: {', '.join(sections)}", file=sys.stderr)
+            named = " and ".join(f'"{section}"' for section in sections)
+            print(f"see {named} in the README", file=sys.stderr)
         return 2
     except ImportError as error:
         missing = missing_package(error)
@@ -46,8 +47,9 @@ def run(arguments: Sequence[str]) -> int:
     except NonFiniteLoss as error:
         print(f"mufree {options.command}: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"mufree {options.command}: ended at once; what was saved before is whole", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        said = str(stopped) or "ended at once; what was saved before is whole"
+        print(f"mufree {options.command}: {said}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Nobody reads any more: say nothing, now or when Python flushes at its end.
@@ -58,9 +60,9 @@ def run(arguments: Sequence[str]) -> int:
         return 1
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> Parser:
     """The parser, with the options of the command that is asked for; the other commands are not even imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mufree",
         description="Tune a learning rate on a small model, train a wide one, stop whenever you like.",
         allow_abbrev=False,
@@ -74,6 +76,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         if name == asked:
             module.add_arguments(command)
         command.set_defaults(start=module.run)
+    parser.check_command(arguments, COMMANDS)
     return parser
 
 

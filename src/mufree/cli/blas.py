@@ -38,7 +38,7 @@ def prepare_machine() -> str | None:
 def _load_blas() -> str | None:
     chosen = os.environ.get("MUFREE_BLAS", "")
     if chosen.lower() == "off":
-        return "BLAS: MLX's own (MUFREE_BLAS=off)"
+        return "BLAS: MLX's own, a slow one, as MUFREE_BLAS=off asks"
     if "mlx.core" in sys.modules:
         return None
     for name in [chosen] if chosen else LIBRARIES:
@@ -46,7 +46,7 @@ def _load_blas() -> str | None:
             ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
-        return f"BLAS: {name}, loaded before MLX (MUFREE_BLAS=off leaves it)"
+        return f"BLAS: {name} in place of MLX's own, a slow one (MUFREE_BLAS=off: without it)"
     if chosen:
         return f"BLAS: MLX's own, a slow one; MUFREE_BLAS={chosen} cannot be loaded (give a library, or off)"
     return (

@@ -29,6 +29,9 @@ PRESET: Mapping[str, Any] = {
     "zero_query": True,
 }
 """The rate is part of the check: at four times this one the attention logits follow the width more."""
+QUICK: Mapping[str, Any] = {**PRESET, "widths": [64, 256, 1024], "seeds": 1}
+"""About a minute on two cores, of cells that the whole check has too, over all its widths: a few narrow ones would show
+chance. One seed still may."""
 
 OF_THE_CHECK = ("widths", "seeds", "updates")
 _OF_A_CELL = frozenset({"width", "seed", "updates", "tokens", "max_time"})
@@ -39,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The check's options, and those of pretraining that it shares."""
     none = argparse.SUPPRESS
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML file of settings; options win over it")
+    parser.add_argument("--quick", action="store_true", help="a look of about a minute: three widths, one seed")
     parser.add_argument(
         "--scales",
         choices=SCALES,
@@ -75,15 +79,15 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         check_plotting()
     console = Console(stderr=options.json)
-    if told:
-        console.print(told, highlight=False)
     task, _ = language_task(config, grid["widths"])
     if options.scales == "hidden-rate":
         task = replace(
             task, adjust=hidden_rate_not_divided, settings={**task.settings, "scales": "hidden rate not divided"}
         )
     out = options.out or Path(f"runs/coord-check-{options.scales}")
-    with helpers(options.arguments, options.jobs):
+    with helpers(options.arguments, options.jobs) as jobs:
+        if told:
+            console.print(told, highlight=False, soft_wrap=True)
         result = run_coord_check(
             task,
             **grid,
@@ -91,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
             folder=out,
             parametrisation="sp" if options.scales == "sp" else "mup",
             name=options.scales,
-            watcher=SecondsWatcher(console),
+            watcher=SecondsWatcher(console, jobs=jobs),
         )
     return _conclude(options, out, result, console)
 
@@ -106,7 +110,7 @@ def read(options: argparse.Namespace) -> tuple[dict[str, Any], PretrainConfig]:
     grid, config = read_grid(
         options,
         reasons,
-        preset=PRESET,
+        preset=QUICK if options.quick else PRESET,
         lists={"widths": whole_numbers},
         own=OF_THE_CHECK,
         of_a_cell=_OF_A_CELL,
@@ -116,8 +120,11 @@ def read(options: argparse.Namespace) -> tuple[dict[str, Any], PretrainConfig]:
 
 
 def _conclude(options: argparse.Namespace, out: Path, result: CoordCheck, console: Any) -> int:
+    from ..studies.coordinates import STUDY
+    from ..studies.kept import save_result
+
     path = out / "result.json"
-    result.save(path)
+    earlier = save_result(result, STUDY, path)
     written = [str(path)]
     if options.plot is not None:
         written.append(str(result.plot(options.plot)))
@@ -134,6 +141,8 @@ def _conclude(options: argparse.Namespace, out: Path, result: CoordCheck, consol
         )
     console.print(f"\n{result.verdict}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"written: {', '.join(written)}", highlight=False, markup=False, soft_wrap=True)
+    if earlier is not None:
+        console.print(f"kept: the result of other cells that was there, as {earlier}", highlight=False, soft_wrap=True)
     if options.json:
         measured = [
             {

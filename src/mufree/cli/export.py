@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import Reasons
 
 HELP = "export a run's newest checkpoint, or fuse a fine-tune's adapters, as a model folder: the average x or y"
+
+SEQUENCES = {"x": "the average", "y": "where gradients were taken"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="default: FOLDER/export or FOLDER/fused, with -y for --weights y"
     )
-    parser.add_argument("--model", metavar="BASE", help="adapters: the base model, if it is not where they say")
+    parser.add_argument("--model", metavar="MODEL", help="adapters: the base model, if it is not where they say")
     parser.add_argument("--dequantize", action="store_true", help="adapters: write a quantised base in plain weights")
 
 
@@ -41,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         print(export_adapters(options.run, out, weights=options.weights, **given))
         return 0
     from ..files import there
+    from ..lm.export import read_notes
     from ..training.exporting import export_run
     from ..training.folder import RunFolder
 
@@ -51,8 +55,19 @@ def run(options: argparse.Namespace) -> int:
     _add_unused(reasons, options, ("model", "dequantize"), f"is for adapters, and {options.run} holds none")
     reasons.refuse_if_any()
     out = options.out or options.run / f"export{suffix}"
-    print(export_run(options.run, out, weights=options.weights, best=options.best, say=_say))
+    written = export_run(options.run, out, weights=options.weights, best=options.best, say=_say)
+    _say(_exported(read_notes(written)))
+    print(written)
     return 0
+
+
+def _exported(notes: Mapping[str, Any]) -> str:
+    """Which weights an export holds, as it says itself."""
+    at, update, losses = notes["sequence"], notes["position"]["update"], notes["losses"]
+    measured, loss = notes.get("validated", update), losses.get(f"valid_loss_{at}")
+    known = "not measured" if loss is None else f"{loss:.4f}"
+    when = "" if loss is None or measured == update else f" after update {measured}"
+    return f"exported: update {update}, {at}, {SEQUENCES[at]}; validation loss {known}{when}"
 
 
 def _say(text: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from ..errors import Reasons
-from ..training.config import PretrainConfig, from_mapping
+from ..training.config import PretrainConfig, defaults, from_mapping
 from .numbers import parse_lists
 from .options import given_options, read_yaml
 
@@ -50,5 +50,9 @@ def read_grid(
     grid = {name: settings.pop(name) for name in own}
     for name in of_a_cell & settings.keys():
         reasons.add("unknown", name, f"is the {whose}'s here; leave it out, or set {', '.join(own)}")
+        settings.pop(name)
+    known = sorted({*own, *defaults()} - of_a_cell)
+    for name in settings.keys() - defaults().keys():
+        reasons.add_unknown(f"{options.config}: {name}", name, known, "option")
         settings.pop(name)
     return grid, reasons.attempt(from_mapping, settings, str(options.config or "options"))

@@ -16,7 +16,7 @@ _OWN = ("--jobs", "--save", "--plot")
 
 
 @contextmanager
-def helpers(arguments: Sequence[str], jobs: int | None) -> Iterator[None]:
+def helpers(arguments: Sequence[str], jobs: int | None) -> Iterator[int]:
     """Run this very command in ``jobs - 1`` further processes, silently, for as long as the block takes.
 
     They share the work through the study's folder. They end with the block, and with this process, however it ends.
@@ -25,6 +25,9 @@ def helpers(arguments: Sequence[str], jobs: int | None) -> Iterator[None]:
         arguments: Of the command, with its name.
         jobs: Processes, this one among them; None for two on a CPU, whose matrix products MLX runs on one core each,
             and one on a GPU.
+
+    Yields:
+        How many work side by side, this one among them.
 
     Raises:
         Refused: For fewer than one.
@@ -44,7 +47,7 @@ def helpers(arguments: Sequence[str], jobs: int | None) -> Iterator[None]:
         for _ in range(jobs - 1)
     ]
     try:
-        yield
+        yield jobs
     finally:
         for process in started:
             process.kill()

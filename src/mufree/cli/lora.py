@@ -62,8 +62,6 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
     settings = settings_of(options, FinetuneConfig, leave=_LEAVE)
     source = str(options.config or "options")
     report = ConsoleReporter(OpenConsole(stderr=options.json))
-    if told:
-        report.note(told)
     with named_adapter_path():
         if options.resume:
             folder = AdapterFolder(Path(str(settings.get("adapter_path") or "adapters")))
@@ -76,11 +74,13 @@ def _run(options: argparse.Namespace, told: str | None) -> tuple[int, dict[str, 
     if options.resume:
         with named_adapter_path():
             folder.check_going_on(config, prepared.identity(), prepared.plan())
-    report.note(overview(prepared))
+    report.note(overview(prepared, report.width))
     if options.dry_run:
         if options.resume:
             report.note(f"note: {folder.place_to_go_on()}")
         return 0, _planned(prepared)
+    if told and config.train:
+        report.note(told)
     result = tune_prepared(prepared, resume=options.resume, report=report)
     _conclude(report, prepared, result)
     made = {"folder": str(result.folder), "update": result.update, **result.losses}

@@ -41,7 +41,7 @@ def add_options(
         if kind == "bool":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
-            meta = "|".join(choices) or {"int": "N", "float": "X"}.get(kind, "TEXT")
+            meta = item.metadata["metavar"] or "|".join(choices) or {"int": "N", "float": "X"}.get(kind, "TEXT")
             group.add_argument(flag, type=_TYPES[kind], default=argparse.SUPPRESS, metavar=meta, help=text)
 
 

@@ -14,8 +14,37 @@ from mufree.plan import plan_optimizer
 from mufree.plan.files import read_file
 from mufree.plan.sources import from_training_arguments
 
+from .options import number
+
 HELP = "decide an optimizer from plain settings, or say everything that is wrong with them"
 WORDS = frozenset({"optimizer", "warmup_rounding", "optim_args", "decay_mask", "past_end"})
+METAVARS = {
+    "optimizer": "NAME",
+    "lr": "X",
+    "scheduler": "NAME",
+    "warmup_ratio": "X",
+    "warmup_steps": "N",
+    "warmup_rounding": "ceil|floor",
+    "weight_decay": "X",
+    "total_updates": "N",
+    "iters": "N",
+    "grad_accumulation_steps": "N",
+    "betas": "B1,B2",
+    "eps": "X",
+    "momentum": "X",
+    "optim_args": "KEY=VALUE,…",
+    "scheduler_kwargs": "JSON",
+    "max_grad_norm": "X",
+    "decay_mask": "all|hf",
+    "past_end": "hold|refuse",
+}
+TYPED = {
+    "lr": "0.01, 1e-3 or 2^-6",
+    "scheduler": """cosine or '{"name": "cosine_decay", "arguments": [1e-3, 100]}'""",
+    "betas": "0.9,0.999",
+    "scheduler_kwargs": """'{"min_lr_rate": 0.1}'""",
+}
+"""How a value is typed, where that is not plain from its metavar."""
 RIVALS = ({"warmup_ratio", "warmup_steps"}, {"total_updates", "iters"})  # a flag replaces the file's other one too
 DECIDING = {"optimizer": "optim", "weight_decay": "weight_decay"}  # they decide what else of a run is meant
 _ARGUMENT = re.compile(r"^ +(\w+): (.+?)(?=^ +\w+: |\Z)", re.MULTILINE | re.DOTALL)
@@ -33,13 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     helps = {name: " ".join(text.replace("``", "").split()) for name, text in _ARGUMENT.findall(section)}
     for name, parameter in settings().items():
         flag, text = f"--{name.replace('_', '-')}", helps.get(name, "").replace("%", "%%")
+        if name in TYPED:
+            text += f" Typed as {TYPED[name]}."
         if parameter.default not in (None, False, inspect.Parameter.empty):
             text += f" Default: {parameter.default}."
         if parameter.default is False:
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag, dest=name, action=action, default=argparse.SUPPRESS, help=text)
         else:
-            parser.add_argument(flag, dest=name, metavar="VALUE", default=argparse.SUPPRESS, help=text)
+            parser.add_argument(flag, dest=name, metavar=METAVARS[name], default=argparse.SUPPRESS, help=text)
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "-c",
@@ -83,11 +114,9 @@ def _from_file(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any
     reasons = Reasons()
     for key in found:
         if key not in settings():
-            reasons.add(
-                "unknown_key", f"{args.config}: {key}", f"is no setting; the settings are {', '.join(settings())}"
-            )
+            reasons.add_unknown(f"{args.config}: {key}", key, settings(), "setting")
     reasons.refuse_if_any()
-    return _without_rivals(found, flags)
+    return _without_rivals({name: _from_yaml(name, value) for name, value in found.items()}, flags)
 
 
 def _without_rivals(found: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -106,21 +135,31 @@ def _complete(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """A flag's value: words as they are, numbers and mappings as JSON, betas as ``0.9,0.999``."""
+    """A flag's value: words as they are, numbers as people write them, mappings as JSON, betas as ``0.9,0.999``."""
     if name in WORDS:
         return text
     if name == "scheduler":
         return _json(text) if text.lstrip().startswith("{") else text
     if name == "betas":
-        text = f"[{text.strip('[]()')}]"
+        return [_json(part.strip()) for part in text.strip("[]()").split(",")]
     return _json(text)
+
+
+def _from_yaml(name: str, value: Any) -> Any:
+    """A number that YAML takes for text, such as 2^-6, as one; anything else as it is, for the planner to judge."""
+    return _number(value) if isinstance(value, str) and name not in {*WORDS, "scheduler"} else value
 
 
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        try:
-            return float(text)  # 1., .5 and nan are not JSON
-        except ValueError:
-            return text  # the planner names what is wrong with it, beside everything else
+        return _number(text)
+
+
+def _number(text: str) -> Any:
+    """Also what JSON has not: 1., .5, nan and 2^-6. The planner names what is wrong with a text, beside the rest."""
+    try:
+        return number(text)
+    except argparse.ArgumentTypeError:
+        return text

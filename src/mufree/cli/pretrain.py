@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..training.report import ConsoleReporter
     from ..training.run import Run
 
+TEMPERATURE = 0.8
+"""Of the sampling that is proposed: a small model's most likely words repeat themselves."""
 HELP = "train a width-scaled language model from scratch, schedule-free, with its learning rate tuned at a base width"
 
 
@@ -80,8 +82,6 @@ def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
     from ..training.report import ConsoleReporter, OpenConsole
 
     report = ConsoleReporter(OpenConsole(stderr=options.json, quiet=not ranks.is_first))
-    if told:
-        report.note(told)
     if options.resume:
         folder = RunFolder(Path(PretrainConfig(**{k: v for k, v in settings.items() if k == "out"}).out))
         # What a later rank is given stays its own, to be compared, or to say where its files are.
@@ -95,9 +95,11 @@ def _run(options: argparse.Namespace, ranks: Ranks, told: str | None) -> int:
     prepared = ranks.together(lambda: prepare(config, ranks, fresh=fresh))
     if options.resume:
         ranks.first(folder.check_same, config, prepared.identity(), despite)
-    report.console.print(overview(prepared, folder))
+    report.note(overview(prepared, folder, report.width))
     if options.dry_run:
         return _print_json(_planned(prepared)) if options.json and ranks.is_first else 0
+    if told:
+        report.note(told)
     result = train_prepared(prepared, folder, resume=options.resume, despite=despite, report=report, ranks=ranks)
     if ranks.is_first:
         _conclude(report, prepared, folder, result)
@@ -150,7 +152,8 @@ def _conclude(report: ConsoleReporter, prepared: Prepared, folder: RunFolder, re
         report.note(sample(result.export, prepared.config.prompt) + "\n")
         more = 2 * result.update or DEFAULT_UPDATES
         report.note(f"further: mufree pretrain --resume --out {path} --updates {more}")
-    report.note(f"use it:  mlx_lm.generate --model {shlex.quote(str(result.export))} --prompt 'The '")
+    model, prompt = shlex.quote(str(result.export)), shlex.quote(prepared.config.prompt)
+    report.note(f"use it:  mlx_lm.generate --model {model} --prompt {prompt} --temp {TEMPERATURE}")
 
 
 def _planned(prepared: Prepared) -> dict[str, Any]:

@@ -92,10 +92,10 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         check_plotting()
     console = Console(stderr=options.json)
-    if told:
-        console.print(told, highlight=False)
     task, prepared = language_task(asked.config, asked.widths)
-    with helpers(options.arguments, options.jobs):
+    with helpers(options.arguments, options.jobs) as jobs:
+        if told:
+            console.print(told, highlight=False, soft_wrap=True)
         result = run_transfer(
             task,
             base_width=asked.config.base_width,
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
             folder=options.out,
             parametrisations=PARAMETRISATIONS if options.sp and not options.only_base else ("mup",),
             context=recipe_context(asked.config, task, prepared),
-            watcher=ConsoleWatcher(console, lambda row: row["losses"][LOSS]),
+            watcher=ConsoleWatcher(console, lambda row: row["losses"][LOSS], jobs=jobs),
         )
     return _conclude(options, result, console)
 
@@ -148,8 +148,11 @@ def _check(grid: Mapping[str, Any]) -> None:
 
 
 def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> int:
+    from ..studies.kept import save_result
+    from ..studies.transfer import STUDY
+
     path = options.out / "result.json"
-    result.save(path)
+    earlier = save_result(result, STUDY, path)
     written = [str(path)]
     if options.plot is not None:
         written.append(str(result.plot(options.plot)))
@@ -162,6 +165,8 @@ def _conclude(options: argparse.Namespace, result: Transfer, console: Any) -> in
         console.print(f"recipe: {recipe.summary()}", highlight=False, markup=False, soft_wrap=True)
     console.print(result.costs, highlight=False, markup=False, soft_wrap=True)
     console.print(f"written: {', '.join(written)}", highlight=False, markup=False, soft_wrap=True)
+    if earlier is not None:
+        console.print(f"kept: the result of other cells that was there, as {earlier}", highlight=False, soft_wrap=True)
     if options.json:
         checks = [{"name": c.name, "passed": c.passed, "text": c.text} for c in result.judgement.checks]
         print(

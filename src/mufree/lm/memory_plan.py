@@ -72,15 +72,15 @@ class MemoryPlan:
             "activations and temporaries": self.temporaries,
         }
         told = ", ".join(f"{name} {size_text(value)}" for name, value in parts.items())
-        first = f"memory: about {size_text(self.total)} at the peak ({told})"
+        first = f"about {size_text(self.total)} at the peak ({told})"
         if self.recommended is None:
-            return (f"{first}; this device recommends no working set",)
+            return (first,)
         limit = f"the device recommends at most {size_text(self.recommended)}"
         if self.fits:
             return (f"{first}; {limit}",)
         return (
             f"{first}; {limit}",
-            f"memory: more than the device recommends, so the run may swap or fail; {_REMEDY}",
+            f"more than the device recommends, so the run may swap or fail; {_REMEDY}",
         )
 
     def as_dict(self) -> dict[str, int | None]:

@@ -11,8 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..recipe import rate_text, seconds_text
+from ..recipe import rate_text
 from .cells import NAMES, Cell
+from .remaining import left_text
 from .store import Row
 
 LABELS = {"mup": "μP", "sp": "SP"}
@@ -24,10 +25,12 @@ class ConsoleWatcher:
     Args:
         console: Where.
         measure: What a row shows as its number; None for a cell that diverged.
+        jobs: Processes that work on the grid, for the time that it still takes.
     """
 
-    def __init__(self, console: Console, measure: Callable[[Row], float | None]) -> None:
+    def __init__(self, console: Console, measure: Callable[[Row], float | None], *, jobs: int = 1) -> None:
         self._console = console
+        self._jobs = jobs
         self._measure = measure
         self._cells: Sequence[Cell] = ()
         self._rows: list[Row] = []
@@ -52,7 +55,7 @@ class ConsoleWatcher:
         value = self._measure(row)
         self._say(
             f"{len(self._rows):>4}/{len(self._cells)}  {LABELS[row['parametrisation']]}  width {row['width']:>5}  "
-            f"rate {rate_text(row['rate']):<6}  seed {row['seed']}  {_number(value)}  {self._left()}"
+            f"rate {rate_text(row['rate']):<6}  seed {row['seed']}  {_number(value)}  {self._left()}".rstrip()
         )
 
     def stop(self) -> None:
@@ -91,19 +94,7 @@ class ConsoleWatcher:
         return _number(None if None in found else statistics.fmean(value for value in found if value is not None))
 
     def _left(self) -> str:
-        """About how long the rest takes, from the cells that are done; a cell's cost grows with its width squared."""
-        done = {row["width"]: row["seconds"] for row in self._rows}
-        missing = len(self._cells) - len(self._rows)
-        if not done or not missing:
-            return ""
-        names = {(r["width"], r["rate"], r["seed"], r["parametrisation"], r["schedule"]) for r in self._rows}
-        widest = max(done)
-        seconds = sum(
-            done.get(cell.width, done[widest] * (cell.width / widest) ** 2)
-            for cell in self._cells
-            if (cell.width, cell.rate, cell.seed, cell.parametrisation, cell.schedule) not in names
-        )
-        return f"about {seconds_text(seconds)} of work left"
+        return left_text(self._cells, self._rows, self._jobs)
 
 
 def _number(value: float | None) -> str:

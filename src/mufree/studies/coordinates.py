@@ -19,6 +19,8 @@ SLOPE = 0.10
 """Power of width with which a statistic may grow or shrink."""
 SPREAD = 1.35
 """Largest over smallest, over the widths."""
+WIDTHS, SEEDS = 3, 3
+"""Fewer widths than this show no slope that chance could not make; so many seeds hold a verdict near the gates."""
 SETTLED = 10
 """Updates until which logits that could not start at zero may shrink with width, as random ones do."""
 
@@ -132,8 +134,22 @@ class CoordCheck:
             f"{wide.spread:.2f}, of {wide.module} at {wide.at} (allowed {SPREAD:g})"
         )
         if self.passed:
-            return f"Passed: {measured}."
-        return f"Did not pass: {sum(not g.passed for g in found)} of {len(found)} follow the width; {measured}."
+            return f"Passed: {measured}.{self._caution}"
+        failed = sum(not g.passed for g in found)
+        return f"Did not pass: {failed} of {len(found)} follow the width; {measured}.{self._caution}"
+
+    @property
+    def _caution(self) -> str:
+        """A sentence where the widths or the seeds are too few for the gates, which were set for five and three."""
+        enough = {"width": WIDTHS, "seed": 2}
+        found = {name: len({row[name] for row in self.rows}) for name in enough}
+        few = [f"{n} {name}{'' if n == 1 else 's'}" for name, n in found.items() if n < enough[name]]
+        if not few:
+            return ""
+        return (
+            f" But {' and '.join(few)} cannot decide: chance turns the verdict of so few. Take {WIDTHS} widths or more "
+            f"and {SEEDS} seeds, as mufree coord-check does without --quick, --widths and --seeds."
+        )
 
     def plot(self, path: str | Path) -> Path:
         """Every module's statistic against width, at ``y`` and at ``x``.

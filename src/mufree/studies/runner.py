@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..random_state import random_state_kept
 from ..training.machine import arithmetic
 from .cells import Cell
-from .store import Row, Store
+from .store import Row, Store, row_cell
 
 _WAIT = 0.5
 """Seconds between two looks at cells that another process is training."""
@@ -55,6 +55,9 @@ def run_cells(
         cells: The cells, in the order in which they are wanted.
         train: Trains one cell.
         watcher: Hears how it goes on.
+
+    Raises:
+        KeyboardInterrupt: Somebody pressed Ctrl-C; its text says how many cells are kept.
     """
     watcher = watcher or Quiet()
     done = {row_name(row): row for row in store.rows(cells)}
@@ -64,6 +67,9 @@ def run_cells(
             while len(done) < len(cells):
                 if not _pass(store, [cell for cell in cells if cell.name not in done], train, watcher, done):
                     time.sleep(_WAIT)
+    except KeyboardInterrupt:
+        kept = f"{len(store.rows(cells))} of {len(cells)} cells are kept in {store.folder}"
+        raise KeyboardInterrupt(f"stopped; {kept}, and the same command goes on from there") from None
     finally:
         watcher.stop()
     return [done[cell.name] for cell in cells]
@@ -78,20 +84,28 @@ def _pass(
 ) -> bool:
     """Go through the missing cells once; whether any of them was finished, here or elsewhere."""
     before = len(done)
+    passed: list[Cell] = []  # looked at after every cell, so that others' cells are told as they are finished
     for cell in missing:
-        row = store.row(cell)
-        if row is None:
+        if store.row(cell) is None:
             with store.claim(cell) as mine:
-                row = store.keep(cell, train(cell), made_by()) if mine else store.row(cell)
-        if row is not None:
-            done[cell.name] = row
-            watcher.row(row)
+                if mine:
+                    store.keep(cell, train(cell), made_by())
+        passed = [other for other in (*passed, cell) if not _finished(store, other, watcher, done)]
     return len(done) > before
+
+
+def _finished(store: Store, cell: Cell, watcher: Watcher, done: dict[str, Row]) -> bool:
+    """Whether a cell is finished, by whomever; it is told then."""
+    row = store.row(cell)
+    if row is not None:
+        done[cell.name] = row
+        watcher.row(row)
+    return row is not None
 
 
 def row_name(row: Row) -> str:
     """The name of the cell that a row is of."""
-    return Cell(**{name: row[name] for name in Cell.__dataclass_fields__}).name
+    return row_cell(row).name
 
 
 def made_by() -> dict[str, Any]:

@@ -141,5 +141,10 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
             yield name, old, new
 
 
+def row_cell(row: Row) -> Cell:
+    """The cell that a row is of."""
+    return Cell(**{name: row[name] for name in Cell.__dataclass_fields__})
+
+
 def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

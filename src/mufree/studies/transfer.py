@@ -76,8 +76,15 @@ class Transfer:
 
     @property
     def verdict(self) -> str:
-        """The verdict in a sentence."""
-        return self.judgement.sentence
+        """The verdict in a sentence; of one seed that did not pass, with what settles it."""
+        judged = self.judgement
+        if judged.passed or len({row["width"] for row in self.rows}) == 1 or any(row["seed"] for row in self.rows):
+            return judged.sentence
+        updates = max(row["updates"] for row in self.rows)
+        return (
+            f"{judged.sentence} But one seed of {updates} updates can turn this verdict: the full grid settles it, "
+            "mufree transfer without --quick, with two seeds or more."
+        )
 
     @property
     def costs(self) -> str:

@@ -40,13 +40,17 @@ class PretrainConfig:
     seed: int = option(0, "seed of initialisation and data order", group="model", low=0, high=2**64 - 1)
 
     data: str | None = option(
-        None, "text file, folder of them, .jsonl with a text field, or .bin/.npy token files", group="data"
+        None,
+        "text file, folder of them, .jsonl with a text field, or .bin/.npy token files",
+        group="data",
+        metavar="PATH",
     )
-    tokenizer: str | None = option(None, "local tokenizer folder (default: bytes)", group="data")
+    tokenizer: str | None = option(None, "local tokenizer folder (default: bytes)", group="data", metavar="FOLDER")
     cache: str | None = option(
         None,
         "folder for the tokens of a text of more than 32 MB, or of any if given (default: tokens beside the run)",
         group="data",
+        metavar="FOLDER",
     )
     seq_length: int = option(64, "tokens a sequence", group="data", low=1)
     batch_size: int = option(14, "sequences a micro-batch", group="data", low=1)
@@ -66,7 +70,10 @@ class PretrainConfig:
     warmup: int = option(20, "updates over which the rate rises", group="optimizer", low=0)
 
     weights: str | None = option(
-        None, "start from these weights alone: an export, a checkpoint's folder or a .safetensors file", group="run"
+        None,
+        "start from these weights alone: an export, a checkpoint's folder or a .safetensors file",
+        group="run",
+        metavar="PATH",
     )
     dtype: Dtype = option(  # noqa: RUF009 – makes a field
         "float32", "of the weights; the optimizer's state is float32", group="run", choices=get_args(Dtype)
@@ -89,7 +96,7 @@ class PretrainConfig:
     tokens: int | None = option(None, "stop after this many tokens", group="length", low=1, high=2**63 - 1)
     max_time: float | None = option(None, "stop after this many minutes", group="length", above=0)
 
-    out: str = option("runs/pretrain", "folder of the run", group="output")
+    out: str = option("runs/pretrain", "folder of the run", group="output", metavar="FOLDER")
     report_every: int = option(10, "updates between reports", group="output", low=1)
     eval_every: int = option(100, "updates between validations", group="output", low=1)
     save_every: int = option(50, "updates between checkpoints", group="output", low=1)

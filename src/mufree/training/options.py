@@ -23,6 +23,7 @@ def option(
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
     example: int = 128,
+    metavar: str | None = None,
 ) -> Any:
     """A dataclass field that is an option.
 
@@ -35,8 +36,10 @@ def option(
         high: The greatest value of a whole number.
         choices: For text, what it may be; anything but nothing if empty.
         example: A whole number that fits, where the default is none.
+        metavar: What its value is called in the help of the command line, if it is a file or a folder.
     """
-    metadata = {"help": text, "group": group, "low": low, "above": above, "high": high, "choices": choices}
+    limits = {"low": low, "above": above, "high": high, "choices": choices}
+    metadata = {"help": text, "group": group, **limits, "metavar": metavar}
     metadata["example"] = default if type(default) is int else example
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)

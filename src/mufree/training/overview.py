@@ -1,15 +1,15 @@
-"""The plan of a run as tables: what a person checks before a long one."""
+"""The plan of a run as text: what a person checks before a long one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from rich.console import Group
-from rich.table import Table
 
 from ..recipe import Recipe
+from .layout import named_lines, table_lines
 
 if TYPE_CHECKING:
     from .config import PretrainConfig
@@ -17,11 +17,26 @@ if TYPE_CHECKING:
     from .prepare import Prepared
 _CHECKPOINT, _EXPORT = 16, 4
 """Bytes a parameter: float32 y, x, z and v (bfloat16 y and x, and y once more in float32); and x alone."""
+_HEAD = ("kind", "m_in", "tensors", "parameters", "std", "factor", "rate", "eps", "decay")
+_LEGEND = (
+    ("kind", "input-like: embedding, gain; hidden: width to width; output-like: head"),
+    ("m_in", "a tensor's input size over the base model's, 1 if it does not scale"),
+    ("std", "of the fresh weights: one, or the tensors' lowest–highest"),
+    ("factor", "μP's, on the base model's std; rate, eps and decay have theirs in them"),
+)
 
 
-def overview(prepared: Prepared, folder: RunFolder) -> Group:
-    """Both tables: the width-multiplier groups, and the totals with what will be written where."""
-    return Group(_groups_table(prepared), _totals_table(prepared, folder))
+def overview(prepared: Prepared, folder: RunFolder, width: int | None = None) -> str:
+    """The width-multiplier groups, what their columns are, and the totals with what will be written where.
+
+    Args:
+        prepared: What was decided.
+        folder: Where the run writes.
+        width: Of the terminal; None where lines may have any length.
+    """
+    rows = [_shown(row) for row in group_rows(prepared)]
+    groups = ["μP groups", *table_lines(_HEAD, rows, width), "", *named_lines(_LEGEND, width)]
+    return "\n".join([*groups, "", *named_lines(_totals(prepared, folder), width)])
 
 
 def group_rows(prepared: Prepared) -> list[dict[str, Any]]:
@@ -55,31 +70,24 @@ def group_rows(prepared: Prepared) -> list[dict[str, Any]]:
     return [{**row, "init_std": (min(row["stds"]), max(row["stds"]))} | {"stds": None} for row in rows.values()]
 
 
-def _groups_table(prepared: Prepared) -> Table:
-    table = Table(title="μP groups", title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
-    for name in ("kind", "m_in", "tensors", "parameters", "init std", "× base", "rate", "eps", "decay"):
-        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
-    for row in group_rows(prepared):
-        low, high = row["init_std"]
-        table.add_row(
-            row["kind"],
-            f"{row['m_in']:g}",
-            f"{row['tensors']}",
-            f"{row['parameters']:,}",
-            f"{low:.3g}" if high - low <= 0.1 * high else f"{low:.3g}–{high:.3g}",
-            f"{row['init']:.3g}",
-            f"{row['lr']:.3g}",
-            f"{row['eps']:.3g}",
-            f"{row['weight_decay']:.3g}",
-        )
-    return table
+def _shown(row: Mapping[str, Any]) -> tuple[str, ...]:
+    low, high = row["init_std"]
+    return (
+        row["kind"],
+        f"{row['m_in']:.3g}",
+        f"{row['tensors']}",
+        f"{row['parameters']:,}",
+        f"{low:.3g}" if high - low <= 0.1 * high else f"{low:.2g}–{high:.2g}",
+        f"{row['init']:.3g}",
+        *(f"{row[name]:.3g}" for name in ("lr", "eps", "weight_decay")),
+    )
 
 
-def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
+def _totals(prepared: Prepared, folder: RunFolder) -> list[tuple[str, str]]:
     config, plan = prepared.config, prepared.plan
     parameters = sum(array.size for _, array in tree_flatten(prepared.model.trainable_parameters()))
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in (
+    notes = (*plan.notes, *plan.warnings, *([prepared.corpus.note] if prepared.corpus.note else []))
+    return [
         ("model", f"{config.model_type}, width {config.width}, {config.layers} layers, {parameters:,} {_type(config)}"),
         ("μP", f"base width {config.base_width}: {_multiplier(prepared)}; {prepared.scales.readout.way}"),
         ("optimizer", f"{plan.optimizer_name}, rate {plan.peak_lr:g} at the base width, β {plan.betas}"),
@@ -90,11 +98,8 @@ def _totals_table(prepared: Prepared, folder: RunFolder) -> Table:
         ("data", f"{prepared.corpus.name}: {_documents(prepared)}"),
         ("writes", f"{folder.metrics}, {folder.checkpoints} (every {config.save_every} updates), {folder.export}"),
         ("", _sizes(config, parameters)),
-    ):
-        table.add_row(name, value)
-    for text in (*plan.notes, *plan.warnings, *([prepared.corpus.note] if prepared.corpus.note else [])):
-        table.add_row("note", text)
-    return table
+        *(("note", text) for text in notes),
+    ]
 
 
 def _type(config: PretrainConfig) -> str:
@@ -106,7 +111,7 @@ def _multiplier(prepared: Prepared) -> str:
     ratio = prepared.config.width / prepared.config.base_width
     if ratio == 1:
         return "every multiplier is 1, this is standard parametrisation"
-    return f"width multiplier {ratio:g}"
+    return f"width multiplier {ratio:.3g}"
 
 
 def _stops(prepared: Prepared) -> str:
@@ -117,13 +122,20 @@ def _stops(prepared: Prepared) -> str:
 
 
 def _documents(prepared: Prepared) -> str:
-    corpus, train, valid = prepared.corpus, prepared.train, prepared.valid
-    if not corpus.train:
-        return f"{len(train.ids):,} tokens to train on, {len(valid.ids):,} to validate on"
-    return (
-        f"{len(corpus.train)} documents, {len(train.ids):,} tokens to train on; "
-        f"{len(corpus.valid)}, {len(valid.ids):,} to validate on"
+    corpus = prepared.corpus
+    parts = (("training", prepared.train, corpus.train), ("validation", prepared.valid, corpus.valid))
+    return ", ".join(
+        f"{name} {_counted(len(tokens.ids), 'token')}{_of(documents)}" for name, tokens, documents in parts
     )
+
+
+def _of(documents: Sequence[Any]) -> str:
+    """What tokens are of; files of tokens have no documents."""
+    return f" of {_counted(len(documents), 'document')}" if documents else ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _sizes(config: PretrainConfig, parameters: int) -> str:

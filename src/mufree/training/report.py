@@ -69,6 +69,11 @@ class ConsoleReporter:
         self._limit: int | None = None
         self._seen: dict[str, Any] = {}
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal; None elsewhere, where a line may have any length."""
+        return self.console.width if self.console.is_terminal else None
+
     def note(self, text: str) -> None:
         """See :class:`Reporter`."""
         self.console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -118,7 +123,8 @@ class ConsoleReporter:
 def _plain(line: Mapping[str, Any]) -> str:
     parts = [f"update {line['update']:>5}"]
     if "loss" in line:
-        parts += [f"loss {line['loss']:.4f}", f"rate {line['lr']:.4g}", f"{line['tokens_per_second']:,.0f} tokens/s"]
+        parts += [f"training loss {line['loss']:.4f}", f"rate {line['lr']:.4g}"]
+        parts += [f"{line['tokens_per_second']:,.0f} tokens/s"]
         parts += [f"{_clock(line['seconds_left'])} left"] if line.get("seconds_left") is not None else []
     if "valid_loss" in line:
         parts += [f"validation loss {line['valid_loss']:.4f}"]

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import NonFiniteLoss
 from .agreement import check_agreement, share_state, state_of
 from .checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from .config import PretrainConfig
 from .exporting import export_model
 from .folder import RunFolder
 from .interrupt import StopRequest
@@ -26,6 +27,8 @@ from .ranks import Ranks
 from .report import Metrics, Reporter
 from .run import Run
 from .step import next_token_loss
+
+HEAD = "losses in nats a token: in training, and in validation at x, the average, which is exported, or y as trained"
 
 
 class Session(Part):
@@ -84,10 +87,7 @@ class Session(Part):
         self.saved = path
         self._say_going_on(path)
         if self._reached(self.config.update_limit):
-            made = self.trainer.position.update
-            self.report.note(
-                f"the run has made {made} updates already; for more give --updates, --tokens or --max-time"
-            )
+            self.report.note(_enough(self.config, self.trainer.position.update))
 
     def _take(self, facts: Mapping[str, Any], leading: float) -> None:
         self.trainer.position = Position(**{"offset": facts["position"]["tokens"], **facts["position"]})
@@ -121,6 +121,7 @@ class Session(Part):
         """Train to the limit, or until somebody asks to stop, or the loss blows up."""
         position, limit = self.trainer.position, self.config.update_limit
         self.stop = stop
+        self._tell(self.report.note, HEAD)
         self._tell(self.report.start, position.update, limit)
         started, before = time.monotonic(), position.seconds
         deadline = None if self.config.max_time is None else started + 60 * self.config.max_time
@@ -182,20 +183,23 @@ class Session(Part):
             **self.trainer.measures(),
         }
 
-    def _record(self, line: Mapping[str, Any]) -> None:
+    def _record(self, line: Mapping[str, Any], **known: float) -> None:
+        """A line of the metrics; a person is told what is known from before beside it."""
         if self.metrics is not None:
             self.metrics.write(line)
-        self._tell(self.report.record, line)
+        self._tell(self.report.record, {**line, **known})
 
     def validate(self, *points: str) -> bool:
         """Validation loss at ``x``, at ``y``, or both; one line of the metrics. Whether ``x`` was never better."""
-        if self.validated != self.trainer.position.update:
+        fresh = self.validated != self.trainer.position.update
+        if fresh:
             self.run.losses.pop("valid_loss_y", None)
         with self._blowing_up():
             losses = {f"valid_loss_{at}": self.trainer.evaluate(self.validation, at=at) for at in points}
         self.run.losses.update(losses)
         self.validated = self.trainer.position.update
-        self._record({"update": self.validated, "tokens": self.trainer.position.tokens, **losses})
+        x = {} if fresh else {"valid_loss_x": self.run.losses["valid_loss_x"]}
+        self._record({"update": self.validated, "tokens": self.trainer.position.tokens, **losses}, **x)
         before, self.best = self.best, min(self.best, losses.get("valid_loss_x", math.inf))
         return self.best < before
 
@@ -254,3 +258,12 @@ class Session(Part):
         with prepared.optimizer.averaged(prepared.model):
             config, tokenizer = prepared.model_config, prepared.tokenizer
             return export_model(self.folder.export, prepared.model, config, tokenizer, self._facts(), weights="x")
+
+
+def _enough(config: PretrainConfig, made: int) -> str:
+    """What a run says that has nothing to do."""
+    updates = f"{made} update{'' if made == 1 else 's'}"
+    if config.update_limit == made:
+        return f"the run has made {updates} already; for more give --updates, --tokens or --max-time"
+    asked = f"--updates {config.updates}" if config.updates == config.update_limit else f"--tokens {config.tokens}"
+    return f"{asked} is not beyond the {updates} that the run has made; for more give a higher one"

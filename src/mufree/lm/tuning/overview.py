@@ -9,21 +9,25 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters
 
 from ...plan import OptimizerPlan
+from ...training.layout import named_lines
 from ..memory_plan import size_text
 from .folder import KEPT
 from .prepare import Prepared
 from .scaling import summary, table_lines
 
 
-def overview(prepared: Prepared) -> str:
-    """What is trained, on what, for how long and how; then a line for each thing to know."""
+def overview(prepared: Prepared, width: int | None = None) -> str:
+    """What is trained, on what, for how long and how, with a row for each thing to know; then the scales.
+
+    Args:
+        prepared: What was decided.
+        width: Of the terminal; None where lines may have any length.
+    """
     rows = [(name, value) for name, value in _rows(prepared) if value]
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{name:<{width}}  {value}" for name, value in rows]
-    table = table_lines(prepared.scales)
-    return "\n".join(
-        [*lines, *table, *memory_lines(prepared), *disk_lines(prepared), *(f"note: {text}" for text in prepared.notes)]
-    )
+    rows += [("memory", text) for text in memory_lines(prepared)]
+    rows += [("disk", text) for text in disk_lines(prepared)]
+    rows += [("note", text) for text in prepared.notes]
+    return "\n".join([*named_lines(rows, width), *table_lines(prepared.scales)])
 
 
 def trained_size(prepared: Prepared) -> tuple[int, int]:
@@ -46,7 +50,7 @@ def disk_lines(prepared: Prepared) -> tuple[str, ...]:
     each = size_text(2 * adapters + prepared.memory.state)  # x and y, the same where nothing is averaged
     numbered = config.iters // config.save_every
     kept = f"the last, the best, and {numbered} numbered" if numbered else "the last and the best"
-    return (f"disk: {KEPT} checkpoints of about {each} each; adapters of {size_text(adapters)} each: {kept}",)
+    return (f"{KEPT} checkpoints of about {each} each; adapters of {size_text(adapters)} each: {kept}",)
 
 
 def peak_line(prepared: Prepared, peak: int) -> str:

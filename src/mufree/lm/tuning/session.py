@@ -260,6 +260,13 @@ class Session(Part):
         np.random.set_state(drawn)
         self.run.losses |= losses
         self._record(made, self._update(), losses)
+        gap = losses[self._loss] - losses.get("valid_loss_y", math.inf)
+        if gap > 0:
+            self._tell(
+                self.report.note,
+                f"y is better than the average x by {gap:.4f} nats: these are too few updates for the average. "
+                f"Train on with --resume and more --iters, or use the adapters in {self.folder.at_y}",
+            )
 
     def _validate_at_y(self, made: int) -> dict[str, float]:
         x = self.model.trainable_parameters()
@@ -269,15 +276,9 @@ class Session(Part):
             gap = self.run.losses[self._loss] - losses["valid_loss_y"]
             if self.writes:
                 self.folder.forget_y()
-            if gap > 0:
-                if self.writes:
-                    notes = {**self._notes(made, losses), "sequence": "y"}
-                    replace_adapters(self.folder.at_y, self._weights(), self.prepared.args, notes)
-                self._tell(
-                    self.report.note,
-                    f"y is better than the average x by {gap:.4f} nats: these are too few updates for the average. "
-                    f"Train on with --resume and more --iters, or use the adapters in {self.folder.at_y}",
-                )
+            if gap > 0 and self.writes:
+                notes = {**self._notes(made, losses), "sequence": "y"}
+                replace_adapters(self.folder.at_y, self._weights(), self.prepared.args, notes)
             return losses
         finally:
             self.model.update(x)

@@ -44,7 +44,9 @@ class FinetuneConfig:
         Refused: For values outside their range, all at once.
     """
 
-    model: str = option("Qwen/Qwen3-0.6b", "folder of the model, or its Hugging Face name", group="model")
+    model: str = option(
+        "Qwen/Qwen3-0.6b", "folder of the model, or its Hugging Face name", group="model", metavar="MODEL"
+    )
     trust_remote_code: bool = option(False, "allow code that comes with the model", group="model")
     fine_tune_type: str = option("lora", "lora, dora, or full (the last num_layers)", group="model", choices=TYPES)
     num_layers: int = option(16, "blocks to tune, from the last one; -1 for all", group="model")
@@ -54,11 +56,15 @@ class FinetuneConfig:
     test: bool = option(False, "measure the loss on the test set, after tuning or of adapter_path", group="run")
     seed: int = option(0, "seed of adapters, data order and dropout", group="run", low=0, high=_MOST_SEED)
     iters: int = option(1000, "micro-batches of the run", group="run", low=1)
-    adapter_path: str = option("adapters", "folder that the run writes", group="run")
-    resume_adapter_file: str | None = option(None, "start from these weights, and nothing else", group="run")
+    adapter_path: str = option("adapters", "folder that the run writes", group="run", metavar="FOLDER")
+    resume_adapter_file: str | None = option(
+        None, "start from these weights, and nothing else", group="run", metavar="FILE"
+    )
     config: str | None = option(None, "a YAML file of more settings; those beside it win", group="run")
 
-    data: str = option("mlx-community/WikiSQL", "folder of {train, valid, test}.jsonl, or its hub name", group="data")
+    data: str = option(
+        "mlx-community/WikiSQL", "folder of {train, valid, test}.jsonl, or its hub name", group="data", metavar="FOLDER"
+    )
     hf_dataset: Mapping[str, Any] | tuple[Any, ...] | None = option(
         None, "one mapping or a list of them, as in mlx-lm (YAML only)", group="data"
     )
@@ -91,6 +97,7 @@ class FinetuneConfig:
         "what learning_rate was tuned on: a folder of such a model at another width, its config.json, a recipe or a "
         ".bsh file; A's rate then falls with width, B's stays",
         group="scales",
+        metavar="PATH",
     )
     base_width: int | None = option(
         None, "the same by its hidden_size, for this very model at that width", group="scales", low=1
