@@ -193,6 +193,19 @@ def test_a_quick_look_is_part_of_the_check(tmp_path: Path) -> None:
     assert coord_check.read(parser.parse_args(["--quick", "--seeds", "2"]))[0]["seeds"] == 2
 
 
+def test_a_quick_grid_is_a_part_of_the_full_one_that_passes() -> None:
+    """By the cells of the study that is kept."""
+    from mufree.cli.transfer import FULL, QUICK
+    from mufree.studies import Transfer
+
+    assert {**QUICK, "widths": FULL["widths"], "rates": FULL["rates"]} == FULL
+    assert {*QUICK["widths"]} < {*FULL["widths"]}
+    assert {*QUICK["rates"]} < {*FULL["rates"]}
+    kept = Transfer.load(Path(__file__).parents[2] / "reference/data/transfer.json")
+    rows = [row for row in kept.rows if row["width"] in QUICK["widths"] and row["rate"] in QUICK["rates"]]
+    assert Transfer(rows=rows, base_width=64).passed
+
+
 def test_jobs_share_the_work(tmp_path: Path) -> None:
     """Two processes, one folder, the result of one."""
     (tmp_path / "small.yaml").write_text(SMALL)

@@ -53,7 +53,7 @@ def test_the_disk_that_a_run_takes_is_what_it_took(optimizer: str | None, base: 
     out = tmp_path / "out"
     lora = {"rank": 32, "dropout": 0.0, "scale": 1.0}
     given = {"iters": 4, "save_every": 2, "lora_parameters": lora, "optimizer": optimizer}
-    said = re.search("^disk: (.*)$", shown(base, out, **given), re.MULTILINE)
+    said = re.search("^disk +(.*)$", shown(base, out, **given), re.MULTILINE)
     assert said is not None
     found = re.fullmatch(
         r"2 checkpoints of about ([\d.]+) (kB|MB) each; adapters of ([\d.]+) (kB|MB) each: the last, the best, and 2 "
@@ -84,7 +84,7 @@ def test_adapters_that_a_run_replaces_are_named(base: Any, tmp_path: Path, capsy
     assert [note for note in prepare(from_mapping(given)).notes if "replaces" in note] == [says + more]
     (file := tmp_path / "lora.yaml").write_text(json.dumps(given))
     assert command(["lora", "-c", str(file), "--dry-run"]) == 0
-    assert f"note: {says}" in capsys.readouterr().out
+    assert re.search(f"^note +{re.escape(says)}", capsys.readouterr().out, re.MULTILINE)
     (out / "adapter_config.json").write_text('{"mufree": {}}')
     assert any(n.startswith("replaces adapters of another run of") for n in prepare(from_mapping(given)).notes)
     finetune(given)

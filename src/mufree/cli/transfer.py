@@ -28,13 +28,13 @@ FULL: Mapping[str, Any] = {
     "batch_size": 16,
 }
 QUICK: Mapping[str, Any] = {
-    "widths": [64, 128, 256],
+    "widths": [64, 128],
     "rates": [2.0**power for power in range(-9, -3)],
-    "seeds": 1,
-    "updates": 160,
-    "batch_size": 8,
+    "seeds": 2,
+    "updates": 240,
+    "batch_size": 16,
 }
-"""For a laptop's CPU: minutes. One seed, so that its verdict may be chance's."""
+"""The part of the full grid that a laptop's CPU does in minutes: fewer seeds or updates let chance decide."""
 
 OF_THE_GRID = ("widths", "rates", "seeds", "updates")
 _OF_A_CELL = frozenset({"width", "lr", "seed", "updates", "tokens", "max_time"})
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The grid's options, and those of pretraining that its cells share."""
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML file of settings; options win over it")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="a small grid for a laptop's CPU: minutes, and one seed")
+    size.add_argument("--quick", action="store_true", help="a look of some minutes: two widths of the full grid")
     size.add_argument("--full", action="store_true", help="the grid of the defaults: about two hours on two cores")
     parser.add_argument("--only-base", action="store_true", help="only the best rate at the base width")
     grid = parser.add_argument_group("grid")
