@@ -88,6 +88,9 @@ def test_every_command_runs_in_its_order(tmp_path: Path, monkeypatch: pytest.Mon
             tool, _, part = words[0].partition(".")
             more = ["--max-tokens", "2"] if part == "generate" else []
             subprocess.run([sys.executable, "-m", tool, part, *words[1:], *more], check=True, env=HERE)
+    for config in blocks("yaml"):
+        Path("lora.yaml").write_text(config)
+        assert run(small(["lora", "-c", "lora.yaml", "--adapter-path", "from-yaml"])) == 0
 
 
 def recorded() -> Iterator[tuple[str, bool]]:
