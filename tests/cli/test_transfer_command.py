@@ -193,6 +193,15 @@ def test_a_quick_look_is_part_of_the_check(tmp_path: Path) -> None:
     assert coord_check.read(parser.parse_args(["--quick", "--seeds", "2"]))[0]["seeds"] == 2
 
 
+def test_the_help_shows_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the command, where it has others than pretraining."""
+    with pytest.raises(SystemExit):
+        run(["coord-check", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for words in ("output head at zero (default: yes)", "queries at zero (default: yes)", "micro-batch (default: 16)"):
+        assert words in said
+
+
 def test_a_quick_grid_is_a_part_of_the_full_one_that_passes() -> None:
     """By the cells of the study that is kept."""
     from mufree.cli.transfer import FULL, QUICK

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import Reasons
@@ -19,6 +20,7 @@ def add_options(
     *,
     groups: Collection[str] | None = None,
     leave: Collection[str] = (),
+    preset: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """One option for each field of a config dataclass, in its groups. Options that are not given are left out.
 
@@ -27,6 +29,7 @@ def add_options(
         config: The dataclass.
         groups: Only the fields of these groups.
         leave: Fields without an option here.
+        preset: Defaults of the command, where they are not the dataclass's.
     """
     added: dict[str, Any] = {}
     for item in fields(config):
@@ -36,7 +39,7 @@ def add_options(
         if (kind not in _TYPES and kind != "bool") or item.name in leave or (groups is not None and name not in groups):
             continue
         group = added.get(name) or added.setdefault(name, parser.add_argument_group(name))
-        text = item.metadata["help"] + _default(item)
+        text = item.metadata["help"] + _default(item, preset.get(item.name, item.default))
         flag = f"--{item.name.replace('_', '-')}"
         if kind == "bool":
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
@@ -120,8 +123,7 @@ def whole(text: str) -> int:
 _TYPES: Mapping[str, Any] = {"int": whole, "float": number, "str": str}
 
 
-def _default(item: Field[Any]) -> str:
-    default = item.default
+def _default(item: Field[Any], default: Any) -> str:
     if default is None or default is MISSING or "(default" in item.metadata["help"]:
         return ""
     if isinstance(default, bool):

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--save", type=Path, metavar="FILE", help="write the recipe")
     output.add_argument("--plot", type=Path, metavar="FILE", help="write the plot (PNG, SVG or PDF)")
     output.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_options(parser, PretrainConfig, groups=GROUPS, leave=_OF_A_CELL)
+    add_options(parser, PretrainConfig, groups=GROUPS, leave=_OF_A_CELL, preset=FULL)
 
 
 def run(options: argparse.Namespace) -> int:
