@@ -129,6 +129,15 @@ def test_what_holds_no_tokens_is_refused(tmp_path: Path, name: str, write: Any, 
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("place", [0, 1, 1999, -1])
+def test_every_token_is_in_the_hash(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last of every chunk, too."""
+    monkeypatch.setattr("mufree.training.tokens._CHUNK", 2000)
+    changed = IDS.astype(np.int32)
+    changed[place] += 1
+    assert digest_and_range(changed)[0] != digest_and_range(IDS.astype(np.int32))[0]
+
+
 @pytest.mark.parametrize("text", ["a.txt", "README.md", "deep/more.jsonl"])
 def test_text_beside_token_files_is_refused(tmp_path: Path, text: str) -> None:
     """Neither is left out in silence."""
