@@ -30,7 +30,7 @@ def test_neighbours_end_far_apart_and_keys_matter() -> None:
 
 
 def test_the_order_is_the_same_in_every_version() -> None:
-    """A run that goes on reads its data in the order that it started with; the mixing is SplitMix64's, seeded with 0."""
+    """A run that goes on reads its data in the order it started with; the mixing is SplitMix64's, seeded with 0."""
     assert [_mixed(n * 0x9E3779B97F4A7C15) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
     assert [Permutation(10**7, KEYS)(n) for n in range(6)] == [726827, 473027, 929493, 9687748, 279287, 7834286]
     assert [Permutation(100, KEYS)(n) for n in range(6)] == [9, 49, 25, 10, 19, 5]
