@@ -106,6 +106,12 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: str) -> None:
         Recipe.load(tmp_path / "none.json")
 
 
+def test_a_rate_beside_another_lr_is_refused() -> None:
+    """One of the two was edited, and the plan would show the one and train with the other."""
+    with pytest.raises(Refused, match=r"recipe: rate: 0\.125 is not the lr among its settings, 0\.0625"):
+        recipe(rate=0.125, settings={"lr": 0.0625})
+
+
 def test_the_summary_says_how_far_it_is_trusted() -> None:
     """Rate, where and how fast it was tuned, what it costs, and whether the check held."""
     assert recipe().summary() == "rate 2^-7, tuned at 64 in 45 s, regret at most 0.21 %"

@@ -88,6 +88,11 @@ class Recipe:
         for name in ("settings", "model_config", "base_shapes"):
             if not isinstance(getattr(self, name), Mapping):
                 reasons.add("type", f"recipe: {name}", f"{getattr(self, name)!r} is not a mapping")
+        if isinstance(self.settings, Mapping) and self.settings.get("lr", self.rate) != self.rate:
+            said = (
+                f"{self.rate!r} is not the lr among its settings, {self.settings['lr']!r}; it was edited, sweep again"
+            )
+            reasons.add("contradiction", "recipe: rate", said)
         reasons.refuse_if_any()
 
     def save(self, path: str | Path) -> None:

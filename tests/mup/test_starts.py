@@ -243,3 +243,10 @@ def test_a_bare_gain_that_does_not_start_at_one_is_refused() -> None:
     """Such as one that is added to 1."""
     with pytest.raises(Refused, match=r"g: starts at 0, not 1 or 2"):
         parametrize(BareShift(512), make_base_shapes(BareShift, base_width=64), readout_gain="g")
+
+
+def test_a_word_that_is_no_std_is_refused() -> None:
+    """And nothing is drawn by it."""
+    make = lambda width: nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))  # noqa: E731
+    with pytest.raises(Refused, match="'kep' is no std"):
+        parametrize(make(64), make_base_shapes(make, base_width=16), init={"layers.0.*": "kep"})

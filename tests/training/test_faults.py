@@ -200,6 +200,7 @@ def test_a_renamed_checkpoint_is_passed_over(place: Path, finished: Path) -> Non
     heard = Heard()
     pretrain(small(place, updates=6), resume=True, report=heard)
     assert any("00000030: was written as 00000004" in text for text in heard.notes)
+    assert {path.name for path in checkpoints(place / "checkpoints")} >= {"00000030", "00000004", "00000006"}
     assert content(place / "checkpoints" / "00000006") == content(finished / "checkpoints" / "00000006")
 
 

@@ -164,6 +164,15 @@ def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
     assert prepare(tiny_text).corpus.note.endswith("; not read: b.txt.gz, c.csv, d.parquet and 1 more")
 
 
+def test_files_named_for_something_else_are_told(tmp_path: Path) -> None:
+    """A fine-tune's folder is read whole, and the plan says so."""
+    for name in ("train", "valid", "test"):
+        rows = [f'{{"text": "{name}, line {number}"}}' for number in range(200)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    note = prepare(tiny(tmp_path / "run", data=str(tmp_path))).corpus.note
+    assert "test.jsonl, valid.jsonl: trained on like any other text" in note
+
+
 def test_reading_leaves_nothing_resident(tmp_path: Path) -> None:
     """64 MB read from end to end leave less than a tenth of that in memory."""
     np.zeros(32 << 20, "<u2").tofile(tmp_path / "large.bin")

@@ -134,6 +134,7 @@ def _given_stds(init: object, decided: Decided, problems: Reasons) -> dict[str, 
         keeps = std == "keep"
         if not keeps and (not isinstance(std, int | float) or isinstance(std, bool) or not 0 <= std < math.inf):
             problems.add("init", f"init[{pattern!r}]", f"{std!r} is no std; give a finite number ≥ 0, or 'keep'")
+            keeps = True  # nothing is drawn by it: it is refused
         elif decided.gains.get(pattern, 1.0) != 1.0:
             problems.add("init", f"init[{pattern!r}]", "carries a multiplier, and starts with it; leave it out")
         mine = _drawn(pattern, decided.found, vectors=keeps)

@@ -104,7 +104,8 @@ def _nothing_reads_out(look: Look, candidates: Sequence[Leaf], problems: Reasons
         scaled[0].path,
         "is an embedding, and nothing is found that reads out from the width. If it is the head too (in the loss, a "
         "helper, or by code that is not followed), name the parameters of the norm before the head: "
-        "readout_gain='path.*'; if the hidden states are the output, say readout_gain=False",
+        "readout_gain='path.*'; if the hidden states are the output, or go into layers of one size at every width, say "
+        "readout_gain=False",
     )
 
 

@@ -79,7 +79,8 @@ def _evident_gains(look: Look, tied: Leaf, last: Any, problems: Reasons) -> tupl
         "readout_gain",
         tied.path,
         f"is embedding and head at once, so the gain of the norm before the head has to carry the 1/m, and {why}; "
-        "name that norm's parameters with readout_gain='path.*', or give the model a multiplier of its own: "
+        "if the code multiplies neither the head's input nor the logits by what depends on the width, name that "
+        "norm's parameters with readout_gain='path.*'; else, or without such a norm, use a multiplier of its own: "
         f"MuSharedReadout as its head, or a factor in its code and {_SAY}",
     )
     return ()

@@ -91,7 +91,8 @@ def text_files(path: Path) -> list[Path]:
             fault = f"holds no text; give a folder of {', '.join(_TEXT_ENDINGS)} or .jsonl files"
         else:
             files = [path] if path.is_file() else []
-            fault = "is neither a file nor a folder" if path.exists() else "does not exist"
+            here = "" if path.is_absolute() else f" in {Path.cwd()}"
+            fault = "is neither a file nor a folder" if path.exists() else f"does not exist{here}"
             fault += "; give a text file, a folder of them, a .jsonl file, or token files"
     except OSError as error:
         refuse("unreadable", "data", f"{str(path)[:80]} cannot be read: {error.strerror}")

@@ -16,6 +16,7 @@ from ..files import nearest, read_json, recover, recover_all, there, write_json
 from .checkpoint import checkpoints, read_facts, verify
 from .config import DESPITE, LENGTHS, WHILE_GOING_ON, PretrainConfig, defaults
 from .keeping import best as best_of
+from .keeping import is_renamed, written_as
 from .manifest import is_whole, sealed
 
 _RUN = "run.json"
@@ -262,8 +263,6 @@ def _check_in_place(checkpoint: Path, run: object) -> None:
     facts = read_facts(checkpoint)
     if run is not None and facts.get("run", run) != run:
         refuse("another_run", str(checkpoint), "is a checkpoint of another run", CheckpointError)
-    position = facts.get("position", {})
-    made = position.get("update", position.get("iteration"))
-    if made is not None and made != int(checkpoint.name):
-        message = f"was written as {made:08} and has another name now; give it that one back"
+    if is_renamed(checkpoint, facts):
+        message = f"was written as {written_as(facts):08} and has another name now; give it that one back"
         refuse("renamed", str(checkpoint), message, CheckpointError)

@@ -26,6 +26,18 @@ def best(found: Sequence[Path], run: str | None = None) -> Path | None:
     return min(losses, key=lambda one: one[0])[1] if losses else None
 
 
+def is_renamed(checkpoint: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's name is not that of the update, or of a fine-tune's micro-batch, that it holds."""
+    made = written_as(facts)
+    return made is not None and made != int(checkpoint.name)
+
+
+def written_as(facts: Mapping[str, Any]) -> int | None:
+    """The number that a checkpoint was named by; None where its facts do not say."""
+    position = facts.get("position")
+    return position.get("update", position.get("iteration")) if isinstance(position, Mapping) else None
+
+
 def _facts(checkpoint: Path) -> dict[str, Any]:
     """A checkpoint's facts; none of one that is damaged, or another's."""
     try:
@@ -45,9 +57,10 @@ def _loss(facts: Mapping[str, Any]) -> float | None:
 def prune(newest: Path, keep: int) -> None:
     """Remove all checkpoints beside ``newest`` but the last ``keep`` up to it, and the best up to it.
 
-    Later ones were passed over for damage when the run went on from before them.
+    Later ones were passed over for damage when the run went on from before them. One that is whole but was renamed is
+    left where it is, and no other goes for it.
     """
-    found = checkpoints(newest.parent)
+    found = [path for path in checkpoints(newest.parent) if not is_renamed(path, _facts(path))]
     place = found.index(newest) + 1
     kept = {*found[max(0, place - keep) : place], best(found[:place], _facts(newest).get("run"))}
     for path in found:

@@ -134,6 +134,7 @@ _OPTIONS = {
     "betas[1]": "beta2",
     "warmup_steps": "warmup",
     "weight_lr_power": "lr",
+    "optim_args.weight_lr_power": "lr",
     "grad_accumulation_steps": "accumulation",
 }
 """By a planned setting: the option that it comes from, where that has another name."""

@@ -21,6 +21,7 @@ LARGE = 32 << 20
 Stream = TokenStream | PackedStream
 Found = tuple[Corpus, Stream, Stream]
 _SHOWN = 3
+_OTHER_PARTS = ("val", "valid", "validation", "test", "eval")
 _CUT = "the last tenth of the tokens is for validation"
 
 
@@ -35,11 +36,11 @@ def read_data(config: PretrainConfig, tokenizer: Any | None) -> Found | None:
         Refused: With every reason that the data give.
     """
     found = _read(config, tokenizer)
-    unread = _unread(Path(config.data)) if found is not None and config.data is not None else ""
-    if found is None or not unread:
+    if found is None or config.data is None:
         return found
     corpus, train, valid = found
-    return replace(corpus, note="; ".join(filter(None, (corpus.note, unread)))), train, valid
+    notes = (corpus.note, _trained_on_too(Path(config.data)), _unread(Path(config.data)))
+    return replace(corpus, note="; ".join(filter(None, notes))), train, valid
 
 
 def _read(config: PretrainConfig, tokenizer: Any | None) -> Found | None:
@@ -74,6 +75,17 @@ def _check_one_kind(path: Path) -> None:
             "mixed", "data", f"{path} holds text ({texts[0]}) beside token files ({tokens}), and only one of them can "
             "be what is trained on; move the others out, or name a single file",
         )  # fmt: skip
+
+
+def _trained_on_too(path: Path) -> str:
+    """A sentence on the files of a folder that look as if they were for something else."""
+    if not path.is_dir() or holds_tokens(path):
+        return ""
+    named = [p.name for p in text_files(path) if p.stem.lower() in _OTHER_PARTS]
+    said = (
+        f"{', '.join(named[:_SHOWN])}: trained on like any other text, and split like it; move out what is not for that"
+    )
+    return said if named else ""
 
 
 def _unread(path: Path) -> str:

@@ -87,7 +87,10 @@ class AdapterFolder(RunFolder):
             Refused: If there is one, somebody else's folder has the place of a part, or the folder cannot be made.
         """
         if there(self.description):
-            message = f"{self.path} holds a run of mufree lora; go on with --resume, or give another --adapter-path"
+            message = (
+                f"{self.path} holds a run already; go on with --resume if it is one of mufree lora, or give another "
+            )
+            message += "--adapter-path"
             refuse("occupied", "adapter_path", message)
         if not there(self.path):
             return RunFolder(self.path).check_free()
