@@ -4,7 +4,7 @@ Each group is a module in ``benches`` with ``DESCRIPTION`` and ``rows(options) -
 result; absolute figures depend on the machine and on what else it does.
 
 One command measures all: ``python reference/bench.py --json bench.json``, with mufree installed; it takes some minutes
-and 8 GB, with ``--quick`` half a minute. On a Mac's GPU: ``--device metal``; on NVIDIA's: ``--device cuda``.
+and 8 GB, with ``--quick`` two or three minutes. On a Mac's GPU: ``--device metal``; on NVIDIA's: ``--device cuda``.
 """
 
 from __future__ import annotations

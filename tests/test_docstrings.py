@@ -23,7 +23,6 @@ BY_OPTION = (FinetuneConfig, PretrainConfig)  # their fields are described once,
 ERRORS = (mufree.Refused, mufree.NonFiniteLoss)
 NEVER_RAISES = {
     # They take a value that was checked when it was made, and compute.
-    "OptimizerPlan.rate",
     "build_lr_schedule",
     "describe",
     "memory_plan",

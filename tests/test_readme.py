@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mufree.cli import run
+from mufree.cli import COMMANDS, run
 
 README = Path(__file__).parents[1] / "README.md"
 TEXT = README.read_text(encoding="utf-8")
@@ -141,6 +142,17 @@ def test_every_recorded_command_runs_in_its_order(tmp_path: Path) -> None:
             hashes = [line.split()[0] for line in said.splitlines()]
     assert len(hashes) == 2
     assert len(set(hashes)) == 1
+
+
+def test_nothing_typed_goes_unread() -> None:
+    """No block is in a language that is not run, and every command and extra named in the text is one."""
+    assert {*re.findall(r"^```(\w+)$", TEXT, re.MULTILINE)} == {"sh", "python", "yaml", "console"}
+    prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
+    typed = [words.split() for words in re.findall(r"`mufree ([^`]+)`", prose)]
+    assert {words[0] for words in typed if not words[0].startswith("-")} <= {*COMMANDS}
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extras in re.findall(r"pip install (?:-e )?'\.\[([^]]+)\]'", TEXT):
+        assert {*extras.split(",")} <= {*project["optional-dependencies"]}
 
 
 def test_every_figure_is_there() -> None:

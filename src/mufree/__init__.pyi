@@ -32,3 +32,5 @@ from .schedule_free import RAdamScheduleFree as RAdamScheduleFree
 from .schedule_free import SGDScheduleFree as SGDScheduleFree
 from .schedule_free import averaged as averaged
 from .training import recalibrate as recalibrate
+
+__version__: str

@@ -108,6 +108,9 @@ class OptimizerPlan:
         """The rate of an update counted from 0, in Python floats; past the end as planned.
 
         For schedule-free optimizers it is the peak: their own warmup is not part of it.
+
+        Raises:
+            Refused: The update lies past the end, and the plan refuses such updates.
         """
         if self.family.schedule_free:
             return self.peak_lr

@@ -80,8 +80,8 @@ class AdamWScheduleFree(ScheduleFree):
     Args:
         learning_rate: Peak rate γ, a number or a schedule of the update's number. Constant after the warmup;
             1 to 10 times that of a scheduled AdamW is usual.
-        betas: ``(β1, β2)``: interpolation between ``z`` and ``x`` in ``(0, 1]``, and decay of the second moment in
-            ``[0, 1)``. For long runs β1 of 0.95 to 0.98 may be better.
+        betas: ``(β1, β2)``: interpolation between ``z`` and ``x`` in ``(0, 1]``, with ``model_holds="x"`` in
+            ``[0, 1]``, and decay of the second moment in ``[0, 1)``. For long runs β1 of 0.95 to 0.98 may be better.
         eps: ε, added to the root of the corrected second moment.
         weight_decay: λ. Each update takes ``γ·λ·y`` from ``z``: the decay is multiplied by the learning rate and
             taken at ``y``.

@@ -53,7 +53,8 @@ class SGDScheduleFree(ScheduleFree):
     Args:
         learning_rate: Peak rate γ, a number or a schedule of the update's number; usually larger than that of
             gradient descent with a schedule, by 10 to 50 times.
-        momentum: β, the interpolation between ``z`` and ``x`` in ``(0, 1]``; there is no velocity.
+        momentum: β, the interpolation between ``z`` and ``x`` in ``(0, 1]``, with
+            ``model_holds="x"`` in ``[0, 1]``; there is no velocity.
         weight_decay: λ. Each update takes ``γ·λ·y`` from ``z``: multiplied by the learning rate, taken at ``y``.
         warmup_steps: Updates of linear warmup, a whole number.
         r: Power of the update's number in the averaging weight, 0 to 4.
