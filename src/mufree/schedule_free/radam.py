@@ -109,7 +109,8 @@ class RAdamScheduleFree(ScheduleFree):
     Args:
         learning_rate: Peak rate, a number or a schedule of the update's number.
         betas: ``(β1, β2)``: interpolation between ``z`` and ``x`` in ``(0, 1]``, with ``model_holds="x"`` in
-            ``[0, 1]``, and decay of the second moment in ``[0, 1)``; above 0.6 with the silent phase, below which ρ never exceeds 4.
+            ``[0, 1]``, and decay of the second moment in ``[0, 1)``; above 0.6 with the silent
+            phase, below which ρ never exceeds 4.
         eps: ε, added to the root of the corrected second moment.
         weight_decay: λ. Each update takes ``γ·λ·y`` from ``z``: multiplied by the rate used, taken at ``y``.
         r: Power of the update's number in the averaging weight, 0 to 4.
