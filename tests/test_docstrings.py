@@ -169,7 +169,7 @@ def test_every_argument_is_described(case) -> None:
     """Those of the signature, no others."""
     section = case.section("Args") or ""
     described = {
-        name.strip() for line in re.findall(r"^    (\S[\w*, ]*):", section, re.MULTILINE) for name in line.split(",")
+        name.strip() for line in re.findall(r"^    (\S[\w*, ]*): \S", section, re.MULTILINE) for name in line.split(",")
     }
     assert described == case.arguments
 
@@ -204,6 +204,13 @@ EXAMPLES = [
 def test_there_is_an_example(name) -> None:
     """Of every name but the errors."""
     assert ">>>" in inspect.getdoc(getattr(mufree, name))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_as_it_is_pasted(name) -> None:
+    """From help into a session in which nothing was imported."""
+    (example,) = doctest.DocTestFinder(recurse=False).find(getattr(mufree, name), name, globs={})
+    assert doctest.DocTestRunner(verbose=False).run(example).failed == 0
 
 
 @pytest.mark.parametrize("name", MODULES)

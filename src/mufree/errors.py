@@ -51,6 +51,7 @@ class Reason:
         message: What was given, what is allowed and what to do, in one sentence.
 
     Example:
+        >>> from mufree import Reason
         >>> print(Reason("out_of_range", "lr", "-1 is negative; give a finite number ≥ 0"))
         lr: -1 is negative; give a finite number ≥ 0
     """

@@ -57,6 +57,7 @@ class Recipe:
         Refused: If a part is missing or is not what it should be.
 
     Example:
+        >>> from mufree import Recipe
         >>> recipe = Recipe(
         ...     rate=2**-6, base_width=64, settings={"warmup": 20}, model_config={}, base_shapes={"w": (64, None)},
         ...     tokenizer_hash="", updates=240, seconds=45.0, passed=True, regret=0.002,

@@ -38,6 +38,8 @@ def describe(optimizer: optim.Optimizer) -> dict[str, Any]:
         Names to values that JSON can hold.
 
     Example:
+        >>> import mlx.optimizers as optim
+        >>> from mufree.build import describe
         >>> describe(optim.SGD(0.5))["optimizer"], describe(optim.SGD(0.5))["learning_rate"]
         ('SGD', 0.5)
     """

@@ -52,6 +52,8 @@ class Grouped(optim.Optimizer):
             the first update, or at ``init``: a parameter that no member owns.
 
     Example:
+        >>> import mlx.core as mx, mlx.optimizers as optim
+        >>> from mufree.build import Grouped, Member
         >>> members = [
         ...     Member(optimizer=optim.SGD(0.0), paths=frozenset({"body"})),
         ...     Member(optimizer=optim.SGD(0.0), paths=frozenset({"head"}), rate_factor=0.5),

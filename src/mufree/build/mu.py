@@ -61,7 +61,8 @@ def MuAdam(  # noqa: N802 - an optimizer's name, as microsoft/mup's
         Refused: ``impl`` is not Adam-like, does not take a keyword, or the scales are of another family.
 
     Example:
-        >>> from mufree import make_base_shapes, mup_scales
+        >>> import mlx.core as mx
+        >>> from mufree import MuAdam, make_base_shapes, mup_scales
         >>> wide = {"body": mx.zeros((512, 512)), "gain": mx.ones((512,))}
         >>> base, delta = ({"body": (n, n), "gain": (n,)} for n in (64, 128))
         >>> scales = mup_scales(wide, make_base_shapes(base, delta))
@@ -106,7 +107,8 @@ def MuAdamW(  # noqa: N802
         Refused: As for :func:`MuAdam`.
 
     Example:
-        >>> from mufree import make_base_shapes, mup_scales
+        >>> import mlx.core as mx
+        >>> from mufree import MuAdamW, make_base_shapes, mup_scales
         >>> wide = {"body": mx.zeros((512, 512))}
         >>> scales = mup_scales(wide, make_base_shapes({"body": (64, 64)}, {"body": (128, 128)}))
         >>> optimizer = MuAdamW(wide, scales, learning_rate=0.25, weight_decay=0.1)
@@ -143,7 +145,8 @@ def MuSGD(  # noqa: N802
         Refused: As for :func:`MuAdam`.
 
     Example:
-        >>> from mufree import make_base_shapes, mup_scales
+        >>> import mlx.core as mx
+        >>> from mufree import MuSGD, make_base_shapes, mup_scales
         >>> wide = {"body": mx.zeros((512, 512)), "gain": mx.ones((512,))}
         >>> base, delta = ({"body": (n, n), "gain": (n,)} for n in (64, 128))
         >>> scales = mup_scales(wide, make_base_shapes(base, delta), family="sgd")
@@ -185,7 +188,8 @@ def MuAdamWScheduleFree(  # noqa: N802
         Refused: As for :func:`MuAdam`.
 
     Example:
-        >>> from mufree import make_base_shapes, mup_scales
+        >>> import mlx.core as mx
+        >>> from mufree import MuAdamWScheduleFree, make_base_shapes, mup_scales
         >>> wide = {"body": mx.ones((512, 512)), "gain": mx.ones((512,))}
         >>> base, delta = ({"body": (n, n), "gain": (n,)} for n in (64, 128))
         >>> scales = mup_scales(wide, make_base_shapes(base, delta))

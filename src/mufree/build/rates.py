@@ -26,7 +26,7 @@ def build_lr_schedule(plan: OptimizerPlan) -> float | Callable[[mx.array], mx.ar
 
     Example:
         >>> import mlx.core as mx
-        >>> from mufree import plan_optimizer
+        >>> from mufree import build_lr_schedule, plan_optimizer
         >>> settings = {"optimizer": "adamw", "lr": 0.5, "total_updates": 4, "past_end": "refuse"}
         >>> build_lr_schedule(plan_optimizer(**settings))
         0.5

@@ -72,7 +72,7 @@ def build_optimizer(
             is also among ``optimizer.plan.warnings``.
 
     Example:
-        >>> from mufree import plan_optimizer
+        >>> from mufree import build_optimizer, plan_optimizer
         >>> build_optimizer(plan_optimizer(optimizer="adamw_torch", lr=1e-3)).bias_correction
         True
     """

@@ -186,6 +186,7 @@ def at_width(config: Mapping[str, Any], width: int) -> Config:
             one, and for another architecture, whose widths may have other names.
 
     Example:
+        >>> from mufree.lm import at_width
         >>> small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256}
         >>> at_width(small, 256)["num_attention_heads"]
         16

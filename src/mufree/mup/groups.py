@@ -41,6 +41,7 @@ class ParamGroup:
         options: Other keys of the user's group.
 
     Example:
+        >>> from mufree import ParamGroup
         >>> group = ParamGroup("hidden", 8.0, 0.125, 0.8, 8e-9, ("layers.0.weight", "layers.1.weight"))
         >>> group.tensors
         2
@@ -97,7 +98,7 @@ def param_groups(
         Refused: A group without a match or with nothing to take, a number that is none, or no scales.
 
     Example:
-        >>> from mufree import make_base_shapes, mup_scales
+        >>> from mufree import make_base_shapes, mup_scales, param_groups
         >>> base, delta, target = ({"body": (n, n), "gain": (n,)} for n in (64, 128, 512))
         >>> scales = mup_scales(target, make_base_shapes(base, delta))
         >>> for group in param_groups(target, scales, learning_rate=0.5, weight_decay=0.1):

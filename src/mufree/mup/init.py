@@ -68,7 +68,7 @@ def parametrize(
 
     Example:
         >>> import mlx.nn as nn
-        >>> from mufree import make_base_shapes
+        >>> from mufree import make_base_shapes, parametrize
         >>> make = lambda width: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 4))
         >>> model = make(1024)
         >>> before = model.layers[2].weight

@@ -32,6 +32,7 @@ class MuReadout(nn.Linear):
         Refused: A size below 1, or a multiplier that is no finite number.
 
     Example:
+        >>> from mufree import MuReadout
         >>> MuReadout(512, 10, base_dims=64).width_mult
         8.0
 
@@ -89,6 +90,8 @@ class MuSharedReadout(nn.Module):
         Refused: A size below 1, or a multiplier that is no finite number.
 
     Example:
+        >>> import mlx.core as mx, mlx.nn as nn
+        >>> from mufree import MuSharedReadout
         >>> embedding = nn.Embedding(100, 512)
         >>> head = MuSharedReadout(embedding, base_dims=64)
         >>> head.width_mult, head(embedding(mx.array([1, 2, 3]))).shape
@@ -138,6 +141,7 @@ def attention_scale(head_dim: int, base_head_dim: int, *, alpha: float = 1.0) ->
         Refused: A size below 1, or α that is no finite number.
 
     Example:
+        >>> from mufree import attention_scale
         >>> attention_scale(64, 64), attention_scale(256, 64)
         (0.125, 0.03125)
 

@@ -26,6 +26,7 @@ class Scale:
         note: What a reader of the table should know, e.g. that a norm gain carries the head's 1/m.
 
     Example:
+        >>> from mufree import Scale
         >>> Scale("hidden", m_in=8.0, m_out=8.0, init=8**-0.5, lr=1 / 8, eps=1 / 8, weight_decay=8.0).lr
         0.125
 
@@ -55,6 +56,7 @@ class Scales(Mapping[str, Scale]):
         dims: The axes of each parameter, for the table.
 
     Example:
+        >>> from mufree import Scale, Scales
         >>> scales = Scales({"gain": Scale("input-like", m_out=8.0)})
         >>> scales["gain"].m_out, scales.family, len(scales)
         (8.0, 'adam', 1)

@@ -71,7 +71,7 @@ def mup_scales(
             no readout that can be found.
 
     Example:
-        >>> from mufree import make_base_shapes
+        >>> from mufree import make_base_shapes, mup_scales
         >>> base, delta, target = ({"body": (n, n), "gain": (n,)} for n in (64, 128, 512))
         >>> scales = mup_scales(target, make_base_shapes(base, delta))
         >>> for path, scale in scales.items():

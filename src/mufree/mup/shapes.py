@@ -57,6 +57,7 @@ class BaseShapes(Mapping[str, tuple[int | None, ...]]):
 
     Example:
         >>> import tempfile
+        >>> from mufree import BaseShapes, make_base_shapes
         >>> shapes = make_base_shapes({"w": (64, 8)}, {"w": (128, 8)})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     shapes.save(f"{folder}/base.bsh")
@@ -176,6 +177,7 @@ def make_base_shapes(base: Any, delta: Any = None, *, base_width: int = 64) -> B
         UserWarning: ``delta`` is narrower than ``base``, as if they were swapped.
 
     Example:
+        >>> from mufree import make_base_shapes
         >>> shapes = make_base_shapes({"w": (64, 8)}, {"w": (128, 8)})
         >>> shapes["w"]
         (64, None)

@@ -168,6 +168,7 @@ def resolve_optimizer_name(name: str) -> str:
         Refused: The name is unknown, or names a rule that cannot be built exactly.
 
     Example:
+        >>> from mufree import resolve_optimizer_name
         >>> resolve_optimizer_name(" AdamW_Torch ")
         'AdamW'
     """

@@ -48,7 +48,7 @@ class OptimizerPlan:
         warnings: What one should look at before training.
 
     Example:
-        >>> from mufree import plan_optimizer
+        >>> from mufree import OptimizerPlan, plan_optimizer
         >>> plan = plan_optimizer(optimizer="adamw", lr=0.5, scheduler="linear", total_updates=4)
         >>> plan.optimizer_name, plan.family.decay, [plan.rate(update) for update in range(4)]
         ('AdamW', 'decoupled', [0.5, 0.375, 0.25, 0.125])

@@ -69,6 +69,7 @@ def plan_optimizer(
         Refused: With every reason at once.
 
     Example:
+        >>> from mufree import plan_optimizer
         >>> plan = plan_optimizer(optimizer="adamw", lr=1e-3, scheduler="cosine", warmup_ratio=0.1, total_updates=100)
         >>> plan.optimizer_name, plan.warmup_updates, plan.rate(10)
         ('AdamW', 10, 0.001)

@@ -32,7 +32,8 @@ def recalibrate(model: nn.Module, optimizer: Any, batches: Iterable[Any]) -> int
             nothing has changed then.
 
     Example:
-        >>> from mufree import AdamWScheduleFree, averaged
+        >>> import mlx.core as mx, mlx.nn as nn
+        >>> from mufree import AdamWScheduleFree, averaged, recalibrate
         >>> model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm(4), nn.Linear(4, 1))
         >>> optimizer = AdamWScheduleFree(learning_rate=0.1)
         >>> step = nn.value_and_grad(model, lambda model, inputs: model(inputs).square().mean())
