@@ -28,6 +28,12 @@ SECTIONS: Mapping[str, str] = {
 """Which section of the README says more about a kind of problem."""
 
 
+SHOWN = 3
+"""Places that a sentence names before it says how many more there are."""
+
+_PER_LEAF = "shape"
+"""The code of problems whose messages differ from leaf to leaf, though their cause is one."""
+
 SYNONYMS = (
     ("lr", "learning_rate"),
     ("updates", "total_updates", "iters", "steps", "max_steps"),
@@ -216,14 +222,6 @@ def missing_package(error: ImportError) -> ImportError | None:
     else:
         return None
     return ImportError(f"{package or 'mlx'} cannot be imported ({error}); {how}", name=error.name)
-
-
-SHOWN = 3
-"""Places that a sentence names before it says how many more there are."""
-
-
-_PER_LEAF = "shape"
-"""The code of problems whose messages differ from leaf to leaf, though their cause is one."""
 
 
 def shown(items: Iterable[Any]) -> str:

@@ -91,9 +91,7 @@ def _function(value: Any) -> FunctionType | None:
             wrapper = isinstance(value, staticmethod | classmethod | property) or hasattr(type(value), "__get__")
             if not wrapper or isinstance(value, type):
                 return None
-            inner = next(
-                (i for n in ("__func__", "fget", "func", "__wrapped__") if (i := getattr(value, n, None))), None
-            )
+            inner = next((i for n in _WRAPPED if (i := getattr(value, n, None))), None)
         value = inner
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import Reasons, refuse
+from ..errors import Reasons, refuse, shown
 from ..lm.tokenizer import encode_documents, tokenizer_hash
 from .config import PretrainConfig
 from .data import VALIDATION_SHARE, Corpus, TokenStream, is_text, read_corpus, text_files, token_stream
@@ -20,7 +20,6 @@ LARGE = 32 << 20
 
 Stream = TokenStream | PackedStream
 Found = tuple[Corpus, Stream, Stream]
-_SHOWN = 3
 _OTHER_PARTS = ("val", "valid", "validation", "test", "eval")
 _CUT = "the last tenth of the tokens is for validation"
 
@@ -82,9 +81,7 @@ def _trained_on_too(path: Path) -> str:
     if not path.is_dir() or holds_tokens(path):
         return ""
     named = [p.name for p in text_files(path) if p.stem.lower() in _OTHER_PARTS]
-    said = (
-        f"{', '.join(named[:_SHOWN])}: trained on like any other text, and split like it; move out what is not for that"
-    )
+    said = f"{shown(named)}: trained on like any other text, and split like it; move out what is not for that"
     return said if named else ""
 
 
@@ -95,8 +92,7 @@ def _unread(path: Path) -> str:
     read = set(token_paths(path)) if holds_tokens(path) else set(text_files(path))
     inside = (p for p in path.rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts))
     names = sorted(str(p.relative_to(path)) for p in inside if p.is_file() and p not in read)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"not read: {', '.join(names[:_SHOWN])}{more}" if names else ""
+    return f"not read: {shown(names)}" if names else ""
 
 
 def _bytes(path: Path) -> int:

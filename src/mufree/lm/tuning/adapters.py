@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
-from ...errors import Reasons, refuse
+from ...errors import Reasons, nearest, refuse
 from ...files import read_json
 from .settings import FinetuneConfig
 
@@ -73,7 +72,7 @@ def _check_keys(model: Any, keys: Any) -> tuple[str, ...]:
     missing = [name for name in keys if name not in found]
     if not missing:
         return ()
-    near = [match for name in missing for match in get_close_matches(name, known, 1)]
+    near = [match for name in missing if (match := nearest(name, known))]
     hint = f"; did you mean {' and '.join(near)}?" if near else ""
     return (f"lora_parameters.keys: the model has no {' and no '.join(missing)}, which mlx-lm passes over{hint}",)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ...errors import Reasons, refuse
+from ...errors import Reasons, nearest, refuse
 from ...plan.files import read_file
 from ...plan.names import normalised
 from .settings import FinetuneConfig
@@ -72,8 +71,8 @@ def _keep_unknown(reasons: Reasons, settings: Mapping[str, Any], source: str, kn
     hints = {name: _meant(name, settings) for name in unknown}
     listed = [name for name in unknown if hints[name] is None][-1:]
     for name in unknown:
-        near = get_close_matches(str(name), known, 1)
-        hint = hints[name] or (f"did you mean {near[0]}?" if near else "")
+        near = nearest(str(name), known)
+        hint = hints[name] or (f"did you mean {near}?" if near else "")
         keys = f"the keys are: {', '.join(known)}" if name in listed else ""
         if hint and keys:
             keys = f" {keys[0].upper()}{keys[1:]}"
