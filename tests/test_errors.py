@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mufree.errors import SECTIONS, Reason, Reasons, Refused, missing_package
+from mufree.errors import SECTIONS, Reason, Reasons, Refused, missing_package, shown
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -77,3 +77,13 @@ def test_a_value_is_settled_only_when_nothing_was_refused() -> None:
     reasons.add("type", "lr", "is none")
     with pytest.raises(Refused, match="lr: is none"):
         reasons.settled(7)
+
+
+def test_a_long_list_is_cut_with_its_count() -> None:
+    """And a short one is not."""
+    assert [shown("abcde"[:size]) for size in (1, 3, 4, 5)] == [
+        "a",
+        "a, b, c",
+        "a, b, c and 1 more",
+        "a, b, c and 2 more",
+    ]

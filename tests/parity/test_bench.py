@@ -15,7 +15,7 @@ import pytest
 import bench
 import training_sides
 from benches import start
-from benches.harness import Options
+from benches.harness import Options, Row
 
 FIRST_LOSS = 0.5  # nats around log(257), of a fresh model on random bytes
 BENCH = Path(__file__).parents[2] / "reference" / "bench.py"
@@ -81,3 +81,9 @@ def test_a_device_that_is_not_here_is_refused(capsys: pytest.CaptureFixture[str]
         bench.main(["--device", absent[0]])
     assert stopped.value.code == 2
     assert f"no {absent[0]} on this machine; it has cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("over", "passed"), [(44, True), (400_000, False)])
+def test_a_limit_of_sizes_leaves_room_for_counters_alone(over: int, passed: bool) -> None:
+    """A few scalars beside hundreds of megabytes, not a thousandth."""
+    assert Row(name="memory", ours=4e8 + over, theirs=4e8, unit="MB", limit=1.0).passed is passed

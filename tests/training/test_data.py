@@ -52,7 +52,7 @@ def test_text_folder_and_lines_are_read(tmp_path: Path) -> None:
     assert whole(read_corpus(tmp_path)) == ["first", "second", "third"]
 
 
-@pytest.mark.parametrize(("large", "small"), [(149_056, 856), (50_000, 49_000)])
+@pytest.mark.parametrize(("large", "small"), [(149_056, 856), (50_000, 49_000), (856, 149_056)])
 def test_few_or_unequal_documents_give_their_last_tenths(tmp_path: Path, large: int, small: int) -> None:
     """One of two would be most of the text, or hardly any, and a text that is there three times is not lost."""
     long, short = (random.Random(size).randbytes(size // 2).hex() for size in (large, small))

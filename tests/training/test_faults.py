@@ -27,7 +27,7 @@ from mufree.cli import run as command
 from mufree.training import load_checkpoint, pretrain, save_checkpoint
 from mufree.training.checkpoint import checkpoints, verify
 from mufree.training.folder import RunFolder
-from mufree.training.keeping import best, validated_loss
+from mufree.training.keeping import best, prune, validated_loss
 from mufree.training.loop import Trainer
 from mufree.training.prepare import prepare
 from training_settings import SMALL, TINY, Heard, flags, small
@@ -202,6 +202,15 @@ def test_a_renamed_checkpoint_is_passed_over(place: Path, finished: Path) -> Non
     assert any("00000030: was written as 00000004" in text for text in heard.notes)
     assert {path.name for path in checkpoints(place / "checkpoints")} >= {"00000030", "00000004", "00000006"}
     assert content(place / "checkpoints" / "00000006") == content(finished / "checkpoints" / "00000006")
+
+
+def test_a_renamed_checkpoint_is_kept_and_no_other_goes_for_it(place: Path) -> None:
+    """It can be given its name back."""
+    for number in (5, 30):
+        shutil.copytree(place / "checkpoints/00000004", place / f"checkpoints/{number:08}")
+    prune(place / "checkpoints/00000006", 2)
+    left = {path.name for path in checkpoints(place / "checkpoints")}
+    assert left >= {"00000004", "00000005", "00000006", "00000030"}
 
 
 def test_a_checkpoint_of_another_run_is_passed_over(place: Path, finished: Path, tmp_path: Path) -> None:
